@@ -1,0 +1,356 @@
+"""Stand-ins for the few calls that the static reader knows: torch's tensor rebuilders, numpy's, containers.
+
+Each takes the arguments that the real function would get and gives an inert value. One that finds its
+arguments off raises ValueError (or what Python raises by itself); the reader then keeps the call as an
+`Opaque`. Signatures follow torch/_utils.py, torch/_tensor.py and numpy/_core/multiarray.py.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from ckpttool.formats.dtypes import BITS, STORAGE_DTYPES
+from ckpttool.formats.values import (
+    GlobalRef,
+    NumpyArray,
+    NumpyDtype,
+    NumpyScalar,
+    Opaque,
+    OrderedMap,
+    StorageRef,
+    TensorValue,
+)
+
+Rebuild = Callable[..., Any]
+
+_INTS = {int}
+
+
+class TorchSize(tuple[Any, ...]):
+    """A `torch.Size`."""
+
+    __slots__ = ()
+
+
+def _dtype_name(value: Any) -> str:
+    """The short name of a `torch.float32`-like global."""
+    if isinstance(value, GlobalRef) and value.module == "torch" and value.name in BITS:
+        return value.name
+    raise ValueError(f"not a torch dtype: {value!r}")
+
+
+def _check_extent(offset: Any, shape: Any, stride: Any) -> None:
+    """Offset, shape and stride must be plain integers, in tuples of one length."""
+    kinds = {type(offset), *map(type, shape), *map(type, stride)}
+    if kinds != _INTS or len(shape) != len(stride) or offset < 0:
+        raise ValueError("offset, shape and stride must be integers")
+    if shape and (min(shape) < 0 or min(stride) < 0):
+        raise ValueError("negative shape or stride")
+
+
+def _tensor(storage: Any, offset: Any, shape: Any, stride: Any) -> TensorValue:
+    """torch._utils._rebuild_tensor(storage, offset, size, stride)."""
+    return _tensor_v2(storage, offset, shape, stride, False, None)
+
+
+def _tensor_v2(
+    storage: Any,
+    offset: Any,
+    shape: Any,
+    stride: Any,
+    requires_grad: Any,
+    hooks: Any,
+    metadata: Any = None,
+) -> TensorValue:
+    """torch._utils._rebuild_tensor_v2. `metadata` carries the conj and neg bits."""
+    if type(storage) is not StorageRef:
+        raise ValueError("no storage")
+    _check_extent(offset, shape, stride)
+    tensor = TensorValue(
+        storage, offset, tuple(shape), tuple(stride), bool(requires_grad), storage.dtype
+    )
+    if metadata:
+        tensor.extra = {"metadata": metadata}
+    return tensor
+
+
+def _tensor_v3(
+    storage: Any,
+    offset: Any,
+    shape: Any,
+    stride: Any,
+    requires_grad: Any,
+    hooks: Any,
+    dtype: Any,
+    metadata: Any = None,
+) -> TensorValue:
+    """torch._utils._rebuild_tensor_v3: as v2, with the dtype beside an untyped storage."""
+    tensor = _tensor_v2(storage, offset, shape, stride, requires_grad, hooks, metadata)
+    tensor.dtype = _dtype_name(dtype)
+    return tensor
+
+
+def _quantizer(parameters: tuple[Any, ...]) -> dict[str, Any]:
+    names = ("scheme", "scale", "zero_point", "axis")
+    facts = dict(zip(names, parameters, strict=False))
+    scheme = facts["scheme"]
+    facts["scheme"] = scheme.name if isinstance(scheme, GlobalRef) else str(scheme)
+    return facts
+
+
+def _qtensor(
+    storage: Any, offset: Any, shape: Any, stride: Any, quantizer: Any, grad: Any, hooks: Any
+) -> TensorValue:
+    """torch._utils._rebuild_qtensor. Scales and zero points of a channel are tensors of their own."""
+    tensor = _tensor_v2(storage, offset, shape, stride, grad, hooks)
+    tensor.layout = "quantized"
+    facts = _quantizer(quantizer)
+    tensor.parts = {name: v for name, v in facts.items() if isinstance(v, TensorValue)}
+    tensor.extra = {"quantizer": facts}
+    return tensor
+
+
+_COMPRESSED = {
+    "sparse_csr": ("crow_indices", "col_indices"),
+    "sparse_bsr": ("crow_indices", "col_indices"),
+    "sparse_csc": ("ccol_indices", "row_indices"),
+    "sparse_bsc": ("ccol_indices", "row_indices"),
+}
+
+
+def _layout_name(layout: Any) -> str:
+    """`torch.sparse_coo`, as `_get_layout('torch.sparse_coo')` or as a global."""
+    if isinstance(layout, Opaque) and layout.args:
+        layout = layout.args[0]
+    name = layout.name if isinstance(layout, GlobalRef) else layout
+    if not isinstance(name, str):
+        raise ValueError("no layout")
+    return name.rpartition(".")[2]
+
+
+def _sparse(layout: Any, data: Any) -> TensorValue:
+    """torch._utils._rebuild_sparse_tensor(layout, (indices…, values, size[, is_coalesced]))."""
+    name = _layout_name(layout)
+    if name == "sparse_coo":
+        parts = {"indices": data[0], "values": data[1]}
+        shape = data[2]
+    else:
+        first, second = _COMPRESSED[name]
+        parts = {first: data[0], second: data[1], "values": data[2]}
+        shape = data[3]
+    return _composed(name, parts, tuple(shape), parts["values"])
+
+
+def _composed(
+    layout: str, parts: dict[str, Any], shape: tuple[int, ...] | None, values: Any
+) -> TensorValue:
+    if not all(isinstance(part, TensorValue) for part in parts.values()):
+        raise ValueError("not built from tensors")
+    grad = bool(values.requires_grad)
+    return TensorValue(None, 0, shape, None, grad, values.dtype, layout, parts)
+
+
+def _nested(buffer: Any, sizes: Any, strides: Any, offsets: Any) -> TensorValue:
+    """torch._utils._rebuild_nested_tensor: a ragged tensor over one buffer; it has no one shape."""
+    parts = {"buffer": buffer, "sizes": sizes, "strides": strides}
+    if isinstance(offsets, TensorValue):
+        parts["storage_offsets"] = offsets
+    return _composed("nested", parts, None, buffer)
+
+
+def _parameter(data: Any, requires_grad: Any, hooks: Any, state: Any = None) -> Any:
+    """torch._utils._rebuild_parameter[_with_state](data, requires_grad, hooks[, state])."""
+    if not isinstance(data, TensorValue):
+        raise ValueError("a parameter without a tensor")
+    facts = {"parameter": True} if state is None else {"parameter": True, "state": state}
+    parameter = data.with_extra(**facts)
+    parameter.requires_grad = bool(requires_grad)
+    return parameter
+
+
+def _from_type(function: Any, kind: Any, args: Any, state: Any) -> Any:
+    """torch._tensor._rebuild_from_type_v2(func, type, args, state): a tensor subclass."""
+    if not isinstance(function, GlobalRef) or not isinstance(kind, GlobalRef):
+        raise ValueError("not a function and a class")
+    if function.rebuild is None:
+        raise ValueError(f"unknown rebuilder {function.path}")
+    base = function.rebuild(*args)
+    if not isinstance(base, TensorValue):
+        raise ValueError("the rebuilder gives no tensor")
+    facts = {} if kind.path in ("torch.Tensor", "torch._tensor.Tensor") else {"subclass": kind.path}
+    return base.with_extra(**facts, state=state)
+
+
+def _wrapper(
+    kind: Any, dtype: Any, shape: Any, stride: Any, offset: Any, layout: Any, device: Any, grad: Any
+) -> TensorValue:
+    """torch._utils._rebuild_wrapper_subclass: a tensor without bytes of its own."""
+    _check_extent(offset, shape, stride)
+    subclass = {"subclass": kind.path if isinstance(kind, GlobalRef) else str(kind)}
+    name = _dtype_name(dtype)
+    return TensorValue(
+        None, 0, tuple(shape), tuple(stride), bool(grad), name, "wrapper", extra=subclass
+    )
+
+
+def _meta(dtype: Any, shape: Any, stride: Any, requires_grad: Any) -> TensorValue:
+    """torch._utils._rebuild_meta_tensor_no_storage: a tensor on the meta device."""
+    _check_extent(0, shape, stride)
+    grad = bool(requires_grad)
+    return TensorValue(None, 0, tuple(shape), tuple(stride), grad, _dtype_name(dtype), "meta")
+
+
+def _from_cpu(data: Any, dtype: Any, device: Any, requires_grad: Any) -> Any:
+    """torch._utils._rebuild_device_tensor_from_cpu_tensor."""
+    if not isinstance(data, TensorValue):
+        raise ValueError("no tensor")
+    return data.with_extra(device=str(device), cast=_dtype_name(dtype))
+
+
+def _from_numpy(data: Any, dtype: Any, device: Any, requires_grad: Any) -> TensorValue:
+    """torch._utils._rebuild_device_tensor_from_numpy: the values lie in the pickle itself."""
+    if not isinstance(data, NumpyArray):
+        raise ValueError("no array")
+    extra = {"device": str(device), "array": data}
+    name = _dtype_name(dtype)
+    return TensorValue(None, 0, data.shape, None, bool(requires_grad), name, "numpy", extra=extra)
+
+
+def _ordered(*args: Any) -> OrderedMap:
+    """collections.OrderedDict(), or of pairs (protocols 0 and 1)."""
+    return OrderedMap(*args) if args else OrderedMap()
+
+
+def _bytes_of_text(text: Any, encoding: Any = "utf-8") -> bytes:
+    """_codecs.encode(text, 'latin1'): how protocol 2 spells bytes."""
+    if not isinstance(text, str) or encoding not in ("latin1", "latin-1", "utf-8", "ascii"):
+        raise ValueError("not text in a plain encoding")
+    return text.encode(encoding)
+
+
+def _items(*args: Any) -> list[Any]:
+    if len(args) > 1 or (args and not isinstance(args[0], (list, tuple, set, frozenset))):
+        raise ValueError("not one collection")
+    items = list(args[0]) if args else []
+    # Only leaves: hashing what is nested could recurse as deep as the file likes.
+    if any(isinstance(item, (tuple, frozenset)) for item in items):
+        raise ValueError("nested members")
+    return items
+
+
+def _bytearray(*args: Any) -> bytearray:
+    """bytearray(bytes) or bytearray(text, 'latin-1'); never bytearray(count)."""
+    if args and isinstance(args[0], str):
+        return bytearray(_bytes_of_text(*args))
+    if len(args) > 1 or not isinstance(args[0] if args else b"", bytes):
+        raise ValueError("not bytes")
+    return bytearray(*args)
+
+
+def _complex(*args: Any) -> complex:
+    if not all(type(part) in (int, float) for part in args):
+        raise ValueError("not numbers")
+    return complex(*args)
+
+
+def _numpy_dtype(spec: Any, align: Any = False, copy: Any = True) -> NumpyDtype:
+    """numpy.dtype('f8', align, copy); its byte order follows by BUILD."""
+    if not isinstance(spec, str) or len(spec) > 64:
+        raise ValueError("no dtype")
+    return NumpyDtype(spec)
+
+
+def _numpy_array(subclass: Any, shape: Any, typecode: Any) -> NumpyArray:
+    """numpy._core.multiarray._reconstruct(cls, (0,), b'b'); the content follows by BUILD."""
+    path = subclass.path if isinstance(subclass, GlobalRef) else ""
+    return NumpyArray(None if path == "numpy.ndarray" else path)
+
+
+_STRUCT_CODES = {"f2": "e", "f4": "f", "f8": "d", "b1": "?", "i1": "b", "u1": "B"}
+_STRUCT_CODES |= {"i2": "h", "u2": "H", "i4": "i", "u4": "I", "i8": "q", "u8": "Q"}
+
+
+def _numpy_scalar(dtype: Any, data: Any = None) -> NumpyScalar:
+    """numpy._core.multiarray.scalar(dtype, bytes): decoded where Python has such a number."""
+    spec = dtype.spec if isinstance(dtype, NumpyDtype) else ""
+    order, code = (spec[0], spec[1:]) if spec[:1] in ("<", ">", "|", "=") else ("<", spec)
+    kind = _STRUCT_CODES.get(code)
+    value = None
+    if kind and isinstance(data, bytes):
+        value = struct.unpack((">" if order == ">" else "<") + kind, data)[0]
+    return NumpyScalar(dtype, data, value)
+
+
+def build_numpy_array(array: NumpyArray, state: Any) -> None:
+    """BUILD on an array: (version, shape, dtype, fortran order, data)."""
+    _, shape, dtype, fortran, data = state
+    if not all(type(extent) is int and extent >= 0 for extent in shape):
+        raise ValueError("no shape")
+    array.shape, array.dtype, array.data = tuple(shape), dtype, data
+    array.fortran_order = bool(fortran)
+
+
+def build_numpy_dtype(dtype: NumpyDtype, state: Any) -> None:
+    """BUILD on a dtype: (version, byte order, subdtype, names, fields, size, alignment, flags…)."""
+    order = state[1]
+    if order in ("<", ">", "|"):
+        dtype.spec = order + dtype.spec.lstrip("<>|=")
+    dtype.state = tuple(state)
+
+
+_UTILS: dict[str, Rebuild] = {
+    "_rebuild_tensor": _tensor,
+    "_rebuild_tensor_v2": _tensor_v2,
+    "_rebuild_tensor_v3": _tensor_v3,
+    "_rebuild_qtensor": _qtensor,
+    "_rebuild_sparse_tensor": _sparse,
+    "_rebuild_nested_tensor": _nested,
+    "_rebuild_parameter": _parameter,
+    "_rebuild_parameter_with_state": _parameter,
+    "_rebuild_wrapper_subclass": _wrapper,
+    "_rebuild_meta_tensor_no_storage": _meta,
+    "_rebuild_device_tensor_from_cpu_tensor": _from_cpu,
+    "_rebuild_device_tensor_from_numpy": _from_numpy,
+    "_rebuild_xla_tensor": _from_numpy,
+}
+
+REBUILDERS: dict[tuple[str, str], Rebuild] = {
+    **{("torch._utils", name): function for name, function in _UTILS.items()},
+    ("torch._tensor", "_rebuild_from_type"): _from_type,
+    ("torch._tensor", "_rebuild_from_type_v2"): _from_type,
+    ("torch.tensor", "_rebuild_from_type"): _from_type,
+    ("torch", "Size"): lambda shape=(): TorchSize(shape),
+    ("collections", "OrderedDict"): _ordered,
+    ("_codecs", "encode"): _bytes_of_text,
+    **{(m, "set"): lambda *a: set(_items(*a)) for m in ("builtins", "__builtin__")},
+    **{(m, "frozenset"): lambda *a: frozenset(_items(*a)) for m in ("builtins", "__builtin__")},
+    **{(m, "bytearray"): _bytearray for m in ("builtins", "__builtin__")},
+    **{(m, "complex"): _complex for m in ("builtins", "__builtin__")},
+    ("numpy", "dtype"): _numpy_dtype,
+    **{
+        (module, name): function
+        for module in ("numpy.core.multiarray", "numpy._core.multiarray")
+        for name, function in (("_reconstruct", _numpy_array), ("scalar", _numpy_scalar))
+    },
+}
+
+
+def storage_from_persistent_id(pid: Any) -> Any:
+    """torch's persistent ids: ('storage', class, key, location, numel[, view metadata]).
+
+    The legacy stream also has ('module', class, source file, source): it stands for the class.
+    Raises ValueError for anything else.
+    """
+    if not isinstance(pid, tuple) or not pid:
+        raise ValueError("an unknown persistent id")
+    if pid[0] == "module" and len(pid) == 4:
+        return pid[1]
+    tag, kind, key, device, numel = pid[:5]
+    if tag != "storage" or not isinstance(kind, GlobalRef) or len(pid) > 6:
+        raise ValueError("an unknown persistent id")
+    dtype = STORAGE_DTYPES.get(kind.name)
+    if dtype is None or type(key) is not str or type(numel) is not int or type(device) is not str:
+        raise ValueError(f"not a storage: {kind.path}")
+    return StorageRef(dtype, key, device, numel, pid[5] if len(pid) == 6 else None)
