@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ckpttool.errors import CkptToolError
     from ckpttool.findings import Finding, Severity
     from ckpttool.model.checkpoint import Checkpoint
-    from ckpttool.model.checkpoint import open_checkpoint as open
+    from ckpttool.model.checkpoint import open_checkpoint as open  # noqa: A004 - its public name
     from ckpttool.model.directory import CheckpointDirectory, scan
     from ckpttool.model.tensor import TensorRef
 

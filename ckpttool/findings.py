@@ -10,7 +10,9 @@ from typing import Any
 
 
 class Severity(str, Enum):
-    """How bad a finding is. Only `ERROR` makes `verify` exit with 1 (`WARNING` too, with --strict)."""
+    """How bad a finding is. Only `ERROR` makes `verify` exit with 1 (`WARNING` too, with
+    --strict).
+    """
 
     INFO = "info"
     WARNING = "warning"

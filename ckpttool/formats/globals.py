@@ -1,12 +1,13 @@
 """What the globals of a pickle mean for whoever loads it: four classes of trust.
 
 *torch-safe*: `torch.load(weights_only=True)` takes it. *benign*: known and harmless, but needs an
-allow-list or `weights_only=False`. *unknown*: nothing is known; loading imports a module by that name and calls
-into it. *dangerous*: a route to running code, reading or writing files, or reaching arbitrary attributes.
+allow-list or `weights_only=False`. *unknown*: nothing is known; loading imports a module by that
+name and calls into it. *dangerous*: a route to running code, reading or writing files, or reaching
+arbitrary attributes.
 
-Sources: torch/_weights_only_unpickler.py (`_get_allowed_globals`) of torch 2.6 to 2.13; the standard
-library's index of modules; the published bypasses of pickle scanners. The lists name kinds (a whole module, a
-whole package), so that the next function of a dangerous module is covered too.
+Sources: torch/_weights_only_unpickler.py (`_get_allowed_globals`) of torch 2.6 to 2.13; the
+standard library's index of modules; the published bypasses of pickle scanners. The lists name kinds
+(a whole module, a whole package), so that the next function of a dangerous module is covered too.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def classify(module: str, name: str) -> Trust:
 def is_dangerous(module: str, name: str) -> bool:
     """Whether calling or building this global can run code that the file chooses.
 
-    A dotted name reaches through attributes (PEP 3154's STACK_GLOBAL), so every part of the path counts:
-    `torch.serialization` with the name `os.system` is `os.system`.
+    A dotted name reaches through attributes (PEP 3154's STACK_GLOBAL), so every part of the path
+    counts: `torch.serialization` with the name `os.system` is `os.system`.
     """
     if module in ("builtins", "__builtin__"):
         return name.partition(".")[0] not in _HARMLESS_BUILTINS or "." in name
@@ -60,7 +61,8 @@ def is_dangerous(module: str, name: str) -> bool:
     parts = name.split(".")
     if len(parts) > 1:
         return any(part in _REACHES_OUT or _is_dunder(part) for part in parts)
-    # A module's own imports and hooks are attributes of it: `anything.os`, `anything.__getattribute__`.
+    # A module's own imports and hooks are attributes of it: `anything.os`,
+    # `anything.__getattribute__`.
     return name in _REACHES_OUT or (_is_dunder(name) and (module, name) not in _HARMLESS_EXCEPTIONS)
 
 
@@ -81,18 +83,18 @@ def _is_benign(module: str, name: str) -> bool:
 
 
 _LEGACY_SPARSE = frozenset(
-    ("BFloat16Tensor", "ByteTensor", "CharTensor", "DoubleTensor", "FloatTensor", "HalfTensor")
-    + ("IntTensor", "LongTensor", "ShortTensor")
+    f"{kind}Tensor"
+    for kind in ("BFloat16", "Byte", "Char", "Double", "Float", "Half", "Int", "Long", "Short")
 )
 _TENSOR_CLASSES = frozenset(
-    name
-    for name in TENSOR_CLASS_DTYPES
-    if not name.startswith(("Q", "Complex"))
+    name for name in TENSOR_CLASS_DTYPES if not name.startswith(("Q", "Complex"))
 )
 _STORAGE_CLASSES = frozenset(STORAGE_DTYPES) - {"UntypedStorage"}
 _QSCHEMES = frozenset(
-    ("per_channel_affine", "per_channel_affine_float_qparams", "per_channel_symmetric")
-    + ("per_tensor_affine", "per_tensor_symmetric")
+    (
+        *("per_channel_affine", "per_channel_affine_float_qparams", "per_channel_symmetric"),
+        *("per_tensor_affine", "per_tensor_symmetric"),
+    )
 )
 
 # The real dtypes of torch by name; its aliases (`torch.float`) are never pickled.
@@ -170,7 +172,17 @@ _DANGEROUS_PACKAGES = frozenset(
         *("httplib", "ftplib", "smtplib", "poplib", "imaplib", "telnetlib", "xmlrpc", "requests"),
         *("aiohttp", "webbrowser", "pty", "tty", "pip", "ensurepip", "venv", "setuptools"),
         *("distutils", "pkg_resources", "site", "sitecustomize", "usercustomize", "shutil"),
-        *("tempfile", "fileinput", "linecache", "glob", "signal", "gc", "inspect", "dis", "marshal"),
+        *(
+            "tempfile",
+            "fileinput",
+            "linecache",
+            "glob",
+            "signal",
+            "gc",
+            "inspect",
+            "dis",
+            "marshal",
+        ),
         *("pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "dbm"),
         *("sqlite3", "types", "ast", "compileall", "py_compile", "atexit", "faulthandler"),
         *("idlelib", "lib2to3", "tkinter", "turtle", "cgi", "wsgiref", "builtin", "logging"),
@@ -254,16 +266,28 @@ _BENIGN_MODULES = frozenset(
         *("numpy.dtypes", "numpy.ma", "numpy.ma.core", "numpy.rec", "numpy.random._pickle"),
         *("numpy.random._mt19937", "numpy.random._pcg64", "numpy.random._philox"),
         *("numpy.random._sfc64", "numpy.random.bit_generator", "numpy.random.mtrand"),
-        *("torch.nn.modules.activation", "torch.nn.modules.batchnorm", "torch.nn.modules.container"),
+        *(
+            "torch.nn.modules.activation",
+            "torch.nn.modules.batchnorm",
+            "torch.nn.modules.container",
+        ),
         *("torch.nn.modules.conv", "torch.nn.modules.dropout", "torch.nn.modules.flatten"),
         *("torch.nn.modules.linear", "torch.nn.modules.loss", "torch.nn.modules.normalization"),
         *("torch.nn.modules.padding", "torch.nn.modules.pixelshuffle", "torch.nn.modules.pooling"),
         *("torch.nn.modules.rnn", "torch.nn.modules.sparse", "torch.nn.modules.transformer"),
         *("torch.nn.modules.upsampling", "torch.nn.modules.distance", "torch.nn.modules.fold"),
-        *("torch.nn.modules.instancenorm", "torch.nn.modules.module", "torch.nn.modules.channelshuffle"),
+        *(
+            "torch.nn.modules.instancenorm",
+            "torch.nn.modules.module",
+            "torch.nn.modules.channelshuffle",
+        ),
         *("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem"),
         *("torch.optim.adam", "torch.optim.adamw", "torch.optim.sgd", "torch.optim.lr_scheduler"),
-        *("transformers.training_args", "transformers.trainer_utils", "transformers.trainer_pt_utils"),
+        *(
+            "transformers.training_args",
+            "transformers.trainer_utils",
+            "transformers.trainer_pt_utils",
+        ),
         *("accelerate.state", "accelerate.utils.dataclasses"),
     )
 )
@@ -297,6 +321,9 @@ _BENIGN_NAMES: dict[str, frozenset[str]] = {
 
 # Globals of torch that are values, not functions.
 _TORCH_PLAIN = frozenset(
-    ("strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")
-    + ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d", "Generator")
+    (
+        *("strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc"),
+        *("contiguous_format", "preserve_format", "channels_last", "channels_last_3d"),
+        "Generator",
+    )
 )

@@ -1,8 +1,10 @@
-"""Stand-ins for the few calls that the static reader knows: torch's tensor rebuilders, numpy's, containers.
+"""Stand-ins for the few calls that the static reader knows: torch's tensor rebuilders, numpy's,
+containers.
 
-Each takes the arguments that the real function would get and gives an inert value. One that finds its
-arguments off raises ValueError (or what Python raises by itself); the reader then keeps the call as an
-`Opaque`. Signatures follow torch/_utils.py, torch/_tensor.py and numpy/_core/multiarray.py.
+Each takes the arguments that the real function would get and gives an inert value. One that finds
+its arguments off raises ValueError (or what Python raises by itself); the reader then keeps the
+call as an `Opaque`. Signatures follow torch/_utils.py, torch/_tensor.py and
+numpy/_core/multiarray.py.
 """
 
 from __future__ import annotations
@@ -103,7 +105,7 @@ def _quantizer(parameters: tuple[Any, ...]) -> dict[str, Any]:
 def _qtensor(
     storage: Any, offset: Any, shape: Any, stride: Any, quantizer: Any, grad: Any, hooks: Any
 ) -> TensorValue:
-    """torch._utils._rebuild_qtensor. Scales and zero points of a channel are tensors of their own."""
+    """torch._utils._rebuild_qtensor. A channel's scales and zero points are tensors too."""
     tensor = _tensor_v2(storage, offset, shape, stride, grad, hooks)
     tensor.layout = "quantized"
     facts = _quantizer(quantizer)

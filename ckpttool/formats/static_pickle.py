@@ -1,15 +1,15 @@
 """A pickle reader that runs nothing: opcodes of protocols 0 to 5 become inert values.
 
-Policy. Nothing is imported and nothing is called. A global stays a `GlobalRef`; a call of one of the few
-globals in `rebuild.REBUILDERS` is replaced by our own stand-in; every other call, by whatever opcode
-(REDUCE, NEWOBJ, NEWOBJ_EX, INST, OBJ, BUILD, EXT), stays an `Opaque`. The loop is iterative, so nesting in the
-file cannot exhaust the stack; `ReaderLimits` bounds the work. Whatever is wrong with the stream ends up
-in `PickleResult.error`, together with all that was seen up to there: a stream that breaks after its payload has
-run it all the same when it is really loaded.
+Policy. Nothing is imported and nothing is called. A global stays a `GlobalRef`; a call of one of
+the few globals in `rebuild.REBUILDERS` is replaced by our own stand-in; every other call, by
+whatever opcode (REDUCE, NEWOBJ, NEWOBJ_EX, INST, OBJ, BUILD, EXT), stays an `Opaque`. The loop is
+iterative, so nesting in the file cannot exhaust the stack; `ReaderLimits` bounds the work. Whatever
+is wrong with the stream ends up in `PickleResult.error`, together with all that was seen up to
+there: a stream that breaks after its payload has run it all the same when it is really loaded.
 
 Source for the opcodes: CPython's Lib/pickletools.py and PEP 3154, PEP 574. The loop is written for
-speed, since one file can hold millions of opcodes: the frequent ones come first and inline, the rare ones
-are functions in `_RARE`.
+speed, since one file can hold millions of opcodes: the frequent ones come first and inline, the
+rare ones are functions in `_RARE`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from struct import error as struct_error
 from typing import Any
 
 from ckpttool.errors import FormatError, LimitError, PickleError
+from ckpttool.formats.collecting import paused_collection
 from ckpttool.formats.limits import DEFAULT_LIMITS, ReaderLimits
 from ckpttool.formats.rebuild import (
     REBUILDERS,
@@ -29,7 +30,7 @@ from ckpttool.formats.rebuild import (
     build_numpy_dtype,
     storage_from_persistent_id,
 )
-from ckpttool.formats.tensor_run import TensorRun
+from ckpttool.formats.tensor_run import Memo, TensorRun
 from ckpttool.formats.values import (
     GlobalRef,
     NumpyArray,
@@ -54,12 +55,13 @@ HIGHEST_PROTOCOL = 5
 class PickleResult:
     """What one pickle stream says.
 
-    `value` is the inert object (None if `error` is set), `end` the position after STOP, `protocol` the
-    number that PROTO gave (0 without). `globals` maps dotted paths to each global named; `called` holds the paths
-    of those that would be called without a stand-in here. `computed_calls` counts calls of something that
-    is itself the result of a call. `refused_opcodes` are those that torch's weights-only unpickler does
-    not take. `nested` are byte strings that the stream would load as torch files of their own.
-    `malformed_calls` lists (path, reason) of known calls whose arguments made no sense.
+    `value` is the inert object (None if `error` is set), `end` the position after STOP, `protocol`
+    the number that PROTO gave (0 without). `globals` maps dotted paths to each global named;
+    `called` holds the paths of those that would be called without a stand-in here. `computed_calls`
+    counts calls of something that is itself the result of a call. `refused_opcodes` are those that
+    torch's weights-only unpickler does not take. `nested` are byte strings that the stream would
+    load as torch files of their own. `malformed_calls` lists (path, reason) of known calls whose
+    arguments made no sense.
     """
 
     __slots__ = (
@@ -97,19 +99,12 @@ def read_pickle(
 ) -> PickleResult:
     """Read the pickle that begins at `start` in `data`; never raises for what the bytes hold.
 
-    `persistent` turns a persistent id into a value; a ValueError from it keeps the id as an `Opaque`.
-    Collecting garbage is paused meanwhile: a big stream makes millions of objects and no cycles to free.
+    `persistent` turns a persistent id into a value; a ValueError from it keeps the id as an
+    `Opaque`.
     """
-    import gc
-
     machine = _Machine(data, limits, persistent)
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
+    with paused_collection():
         machine.run(start)
-    finally:
-        if collecting:
-            gc.enable()
     return machine.result
 
 
@@ -122,7 +117,7 @@ class _Machine:
         self.data = data
         self.limits = limits
         self.persistent = persistent
-        self.memo: dict[int, Any] = {}
+        self.memo = Memo()
         self.metastack: list[list[Any]] = []
         self.result = PickleResult()
 
@@ -154,13 +149,15 @@ class _Machine:
         except MemoryError:
             self.result.error = LimitError("not enough memory for the pickle", limit="memory")
 
-    def _loop(self, pos: int) -> None:
+    # One long function on purpose: at millions of opcodes a call for each would double the time.
+    def _loop(self, pos: int) -> None:  # noqa: C901
         """The interpreter. `pos` is the next byte; `stack` the part above the last mark."""
         data, memo, metastack = self.data, self.memo, self.metastack
         u4, rare, memo_limit = _U4, _RARE, self.limits.memo_entries
         rebuild_v2 = REBUILDERS["torch._utils", "_rebuild_tensor_v2"]
         tensors = TensorRun(data, memo, memo_limit)
         size = len(data)
+        highest = 0xFF  # memo index; BINPUT has the ones up to here
         stack: list[Any] = []
         try:
             for _ in repeat(None, self.limits.opcodes):
@@ -168,8 +165,12 @@ class _Machine:
                 pos += 1
                 if op == 0x72:  # LONG_BINPUT
                     index = u4(data, pos)[0]
-                    if index > memo_limit:
-                        raise LimitError("too many memo entries", limit="memo_entries")
+                    if index > highest:
+                        highest = index
+                        if index > memo_limit:
+                            raise LimitError("too many memo entries", limit="memo_entries")
+                    else:
+                        tensors.forget_memo()
                     memo[index] = stack[-1]
                     pos += 4
                 elif op == 0x68:  # BINGET
@@ -181,22 +182,24 @@ class _Machine:
                 elif op == 0x71:  # BINPUT
                     memo[data[pos]] = stack[-1]
                     pos += 1
+                    tensors.forget_memo()
                 elif op == 0x28:  # MARK
                     if (
                         stack
                         and data[pos] == 0x28
                         and getattr(stack[-1], "rebuild", 0) is rebuild_v2
+                        and not memo.closed
                     ):
-                        stride = tensors.read(stack[-1], pos)
+                        stride = tensors.read(pos, highest)
                         if stride is not None:
-                            stack[-1], pos = stride
+                            stack[-1], pos, highest = stride
                             continue
                     metastack.append(stack)
                     stack = []
                 elif op == 0x74:  # TUPLE
-                    items = tuple(stack)
+                    group = tuple(stack)
                     stack = metastack.pop()
-                    stack.append(items)
+                    stack.append(group)
                 elif op == 0x52:  # REDUCE
                     args = stack.pop()
                     target = stack[-1]
@@ -248,6 +251,8 @@ class _Machine:
                 elif op == 0x5D:  # EMPTY_LIST
                     stack.append([])
                 elif op == 0x94:  # MEMOIZE
+                    if not memo.closed:
+                        memo.close()
                     memo[len(memo)] = stack[-1]
                 elif op == 0x8C:  # SHORT_BINUNICODE
                     end = pos + 1 + data[pos]
@@ -572,6 +577,7 @@ def _put(m: _Machine, stack: list[Any], pos: int) -> _Step:
     raw, pos = m.line(pos)
     if len(raw) > 10 or int(raw) > m.limits.memo_entries or int(raw) < 0:
         raise LimitError("too many memo entries", limit="memo_entries")
+    m.memo.close()
     m.memo[int(raw)] = stack[-1]
     return stack, pos
 

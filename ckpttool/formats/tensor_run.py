@@ -1,16 +1,18 @@
 """One stride over the opcodes that `torch.save` writes for an ordinary tensor.
 
-A checkpoint is little else than tens of thousands of calls of `torch._utils._rebuild_tensor_v2`, each spelt with
-the same 33 opcodes. Where a stretch of the stream has that very spelling, one regular expression reads it at
-once; the effect on memo and stack is the same as opcode by opcode, and any other spelling is left to the
-general loop. The pattern fixes the types of all arguments, so that nothing has to be checked again.
+A checkpoint is little else than tens of thousands of calls of `torch._utils._rebuild_tensor_v2`,
+each spelt with the same 33 opcodes. Where a stretch of the stream has that very spelling, one
+regular expression reads it at once; the effect on memo and stack is the same as opcode by opcode,
+and any other spelling is left to the general loop. The pattern fixes the types of all arguments, so
+that nothing has to be checked again.
 """
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from struct import Struct
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckpttool.formats.dtypes import STORAGE_DTYPES
 from ckpttool.formats.values import GlobalRef, OrderedMap, StorageRef, TensorValue
@@ -49,64 +51,153 @@ _TENSOR = re.compile(
 
 _U4 = Struct("<I").unpack_from
 _U5 = Struct("<5I").unpack
+_U7 = Struct("<7I").unpack
 _ONE_INT = re.compile(_INT, re.DOTALL).findall
 
 
+class Memo(dict[int, Any]):
+    """A pickle's memo. What a `TensorRun` leaves out of it is made up for when it is asked for.
+
+    Of the things that the spelling of a tensor memoizes only key and tensor are ever used again by
+    what torch writes; making the others costs more than reading the tensor.
+    """
+
+    __slots__ = ("_firsts", "_runs", "closed")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closed = False
+        self._firsts: list[int] = []
+        self._runs: list[tuple[TensorValue, GlobalRef]] = []
+
+    def leave_out(self, first: int, tensor: TensorValue, storage_class: GlobalRef) -> None:
+        """Remember what belongs between `first`, the place of the key, and the tensor's."""
+        self._firsts.append(first)
+        self._runs.append((tensor, storage_class))
+
+    def __missing__(self, index: int) -> Any:
+        """The entry at `index` after all, or KeyError."""
+        place = bisect_right(self._firsts, index) - 1
+        if place >= 0:
+            self._make_up(place)
+        if index in self:
+            return self[index]
+        raise KeyError(index)
+
+    def close(self) -> None:
+        """Put everything in its place, and leave nothing out from now on.
+
+        For opcodes that count the entries, or set them in an order of their own.
+        """
+        self.closed = True
+        for place in range(len(self._runs)):
+            self._make_up(place)
+        self._firsts, self._runs = [], []
+
+    def _make_up(self, place: int) -> None:
+        for index, value in enumerate(_left_out(*self._runs[place]), self._firsts[place] + 1):
+            self.setdefault(index, value)
+
+
+def _left_out(tensor: TensorValue, storage_class: GlobalRef) -> list[Any]:
+    """What lies between key and tensor: persistent id, shape and stride, hooks, arguments."""
+    storage, hooks = tensor.storage, OrderedMap()
+    if storage is None:
+        return []
+    pid = ("storage", storage_class, storage.key, storage.device, storage.numel)
+    # An empty tuple has an opcode of its own and is not memoized.
+    extents = [tensor.shape, tensor.stride] if tensor.shape else []
+    extent = (tensor.offset, tensor.shape, tensor.stride, tensor.requires_grad)
+    return [pid, *extents, hooks, (storage, *extent, hooks)]
+
+
+class Head(NamedTuple):
+    """What the four memo entries say that the spelling of a tensor refers to.
+
+    `highest` is the highest place among them.
+    """
+
+    highest: int
+    storage_class: GlobalRef
+    dtype: str
+    device: str
+
+
 class TensorRun:
-    """Reads tensors in one stride each; keeps what it has decoded, since shapes repeat."""
+    """Reads tensors in one stride each; keeps what it has decoded, since heads and shapes
+    repeat.
+    """
 
-    __slots__ = ("_data", "_extents", "_limit", "_memo", "_numbers")
+    __slots__ = ("_data", "_extents", "_heads", "_limit", "_memo", "_numbers")
 
-    def __init__(self, data: bytes, memo: dict[int, Any], memo_limit: int) -> None:
+    def __init__(self, data: bytes, memo: Memo, memo_limit: int) -> None:
         self._data = data
         self._memo = memo
         self._limit = memo_limit
         self._extents: dict[bytes, tuple[int, ...]] = {}
+        self._heads: dict[tuple[bytes, ...], Head | None] = {}
         self._numbers: dict[bytes, int] = {}
 
-    def read(self, target: GlobalRef, pos: int) -> tuple[TensorValue, int] | None:
+    def forget_memo(self) -> None:
+        """To be called when an entry of the memo may have changed that was there already."""
+        self._heads.clear()
+
+    def read(self, pos: int, highest: int) -> tuple[TensorValue, int, int] | None:
         """The tensor whose call begins with the MARK before `pos`, and the position after it.
 
-        None, with nothing changed, where the stretch is spelt in another way.
+        `highest` is the highest memo index so far, and what comes last in the result. None, with
+        nothing changed, where the stretch is spelt in another way.
         """
         match = _TENSOR(self._data, pos)
         if match is None:
             return None
-        tag, kind, length, key, put_key, device, numel, *others = match.groups()
-        put_pid, offset, shape, put_shape, stride, put_stride, grad, hooks, *puts = others
-        gets = [_index(tag), _index(kind), _index(device), _index(hooks)]
-        at_key, at_pid, at_hooks, at_args, at_tensor = _U5(put_key + put_pid + b"".join(puts))
-        # Ever rising places, above all that is read: then the order of reading and writing is free.
-        if not (max(gets) < at_key < at_pid < at_hooks < at_args < at_tensor <= self._limit):
+        length, key, numel, offset, shape, stride, grad = match.group(3, 4, 7, 9, 10, 12, 14)
+        extent, strides = self._extent(shape), self._extent(stride)
+        if len(extent) != len(strides) or len(key) != length[0]:
             return None
-        memo = self._memo
-        word, storage_class, where, ordered = map(memo.get, gets)
+        if extent:
+            puts = _U7(b"".join(match.group(5, 8, 11, 13, 16, 17, 18)))
+        else:
+            puts = _U5(b"".join(match.group(5, 8, 16, 17, 18)))
+        first, last = puts[0], puts[-1]
+        names = match.group(1, 2, 6, 15)
+        head = self._heads[names] if names in self._heads else self._look_up(names)
+        # New places one after the other, above all that are taken or read: so nothing is
+        # overwritten, and the order of reading and writing makes no difference.
         if (
-            word != "storage"
-            or type(storage_class) is not GlobalRef
-            or storage_class.name not in STORAGE_DTYPES
-            or type(where) is not str
-            or type(ordered) is not GlobalRef
-            or ordered.path != "collections.OrderedDict"
-            or len(key) != length[0]
+            head is None
+            or puts != tuple(range(first, last + 1))
+            or first <= highest
+            or first <= head.highest
+            or last > self._limit
         ):
             return None
-        start, extent, strides = self._number(offset), self._extent(shape), self._extent(stride)
-        if len(extent) != len(strides):
-            return None
-        name, count, needs_grad = key.decode("ascii"), self._number(numel), grad == b"\x88"
-        storage = StorageRef(STORAGE_DTYPES[storage_class.name], name, where, count)
-        tensor = TensorValue(storage, start, extent, strides, needs_grad, storage.dtype)
-        if put_shape is not None:
-            memo[_U4(put_shape)[0]] = extent
-        if put_stride is not None:
-            memo[_U4(put_stride)[0]] = strides
-        memo[at_key] = name
-        memo[at_pid] = (word, storage_class, name, where, count)
-        memo[at_hooks] = no_hooks = OrderedMap()
-        memo[at_args] = (storage, start, extent, strides, needs_grad, no_hooks)
-        memo[at_tensor] = tensor
-        return tensor, match.end()
+        name = key.decode("ascii")
+        storage = StorageRef(head.dtype, name, head.device, self._number(numel))
+        start, needs_grad = self._number(offset), grad == b"\x88"
+        tensor = TensorValue(storage, start, extent, strides, needs_grad, head.dtype)
+        self._memo[first] = name
+        self._memo[last] = tensor
+        self._memo.leave_out(first, tensor, head.storage_class)
+        return tensor, match.end(), last
+
+    def _look_up(self, names: tuple[bytes, ...]) -> Head | None:
+        """The head that these four BINGETs stand for, or None if it is not a tensor's."""
+        places = [raw[1] if len(raw) == 2 else int(_U4(raw, 1)[0]) for raw in names]
+        word, storage_class, device, hooks = (self._memo.get(place) for place in places)
+        head = None
+        if (
+            word == "storage"
+            and type(storage_class) is GlobalRef
+            and storage_class.name in STORAGE_DTYPES
+            and type(device) is str
+            and type(hooks) is GlobalRef
+            and hooks.path == "collections.OrderedDict"
+        ):
+            dtype = STORAGE_DTYPES[storage_class.name]
+            head = Head(max(places), storage_class, dtype, device)
+        self._heads[names] = head
+        return head
 
     def _number(self, raw: bytes) -> int:
         """The value of a BININT1, BININT2 or BININT."""
@@ -120,15 +211,6 @@ class TensorRun:
         key = raw[:-5]
         extent = self._extents.get(key)
         if extent is None:
-            extent = self._extents[key] = _decode_extent(key)
+            ints = _ONE_INT(key, key[:1] == b"(")
+            extent = self._extents[key] = tuple(int.from_bytes(i[1:], "little") for i in ints)
         return extent
-
-
-def _index(raw: bytes) -> int:
-    """The memo index in a BINGET or LONG_BINGET."""
-    return raw[1] if len(raw) == 2 else int(_U4(raw, 1)[0])
-
-
-def _decode_extent(raw: bytes) -> tuple[int, ...]:
-    """`(`? BININT1/BININT2/BININT … TUPLE*: the integers."""
-    return tuple(int.from_bytes(one[1:], "little") for one in _ONE_INT(raw.lstrip(b"(")))

@@ -1,8 +1,8 @@
 """Inert values: what the static pickle reader makes of everything that is not plain data.
 
-Nothing here can run anything: a class that a file names stays a pair of strings, a call that it asks
-for stays a record of the call. Plain data (None, bool, int, float, str, bytes, list, tuple, dict, set)
-stands for itself.
+Nothing here can run anything: a class that a file names stays a pair of strings, a call that it
+asks for stays a record of the call. Plain data (None, bool, int, float, str, bytes, list, tuple,
+dict, set) stands for itself.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 class GlobalRef:
     """A class or function that the pickle names: `module` and `name`, never imported.
 
-    `rebuild` is the reader's own stand-in for a call of it, for the few globals it knows, else None.
+    `rebuild` is the reader's own stand-in for a call of it, for the few globals it knows, else
+    None.
     """
 
     __slots__ = ("module", "name", "rebuild")
@@ -70,8 +71,18 @@ class Opaque:
 class OrderedMap(dict[Any, Any]):
     """A `collections.OrderedDict`; `attributes` is what the pickle sets on it (`_metadata`)."""
 
-    __slots__ = ("attributes",)
-    attributes: dict[Any, Any]
+    __slots__ = ("_attributes",)
+
+    @property
+    def attributes(self) -> dict[Any, Any]:
+        """What is set on it besides its items; mostly nothing, and then no memory is spent on
+        it.
+        """
+        return getattr(self, "_attributes", {})
+
+    @attributes.setter
+    def attributes(self, attributes: dict[Any, Any]) -> None:
+        self._attributes = attributes
 
 
 class StorageRef:
@@ -99,8 +110,8 @@ class TensorValue:
 
     `layout` is `strided`, `quantized`, `sparse_coo`, `sparse_csr` (csc, bsr, bsc), `nested`,
     `jagged`, `wrapper`, `meta` or `numpy`. What is built from other tensors names them in `parts`.
-    `storage` is None for those and for what has no bytes. `extra` holds the rest: `subclass`, `parameter`,
-    `quantizer`, `state`, `metadata`.
+    `storage` is None for those and for what has no bytes. `extra` holds the rest: `subclass`,
+    `parameter`, `quantizer`, `state`, `metadata`.
     """
 
     __slots__ = (
@@ -156,7 +167,9 @@ class TensorValue:
 
 
 class NumpyDtype:
-    """A `numpy.dtype`: `spec` as numpy spells it (`<f8`), with its names and fields if structured."""
+    """A `numpy.dtype`: `spec` as numpy spells it (`<f8`), with its names and fields if
+    structured.
+    """
 
     __slots__ = ("spec", "state")
 

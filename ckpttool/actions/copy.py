@@ -1,0 +1,129 @@
+"""Copies one valid step to a directory or a name: payload first, pointer last."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from ckpttool.actions.fix_pointer import WritePointer, require_valid
+from ckpttool.actions.newest import Newest, find_newest_valid, steps_at
+from ckpttool.actions.plan import Action, MakeDirectory, Plan
+from ckpttool.errors import RefusedError, UnreadableError, WriteError
+from ckpttool.model.names import POINTER_NAME, parse_step_file_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ckpttool.model.directory import StepFile
+
+    Progress = Callable[[int, int, str], None]
+
+
+class CopyFile(Action):
+    """Copies a file durably, and reads the copy back before it gets its name."""
+
+    __slots__ = ("file", "force")
+    kind = "copy-file"
+
+    def __init__(self, file: StepFile, destination: str, force: bool) -> None:
+        super().__init__(destination)
+        self.file = file
+        self.force = force
+
+    def describe(self) -> str:
+        """`copy … to …`."""
+        return f"copy {self.file.path} to {self.path}"
+
+    def facts(self) -> dict[str, Any]:
+        """Where from, and how many bytes."""
+        return {"source": self.file.path, "size": self.file.size}
+
+    def apply(self, progress: Progress | None = None) -> None:
+        """Copies bytes, permission bits and modification time."""
+        from ckpttool.io.durable import copy_durably
+
+        now = os.stat(self.file.path)
+        if (now.st_size, now.st_mtime_ns) != (self.file.size, self.file.mtime_ns):
+            raise UnreadableError(self.file.path, "has changed since it was verified")
+        try:
+            copy_durably(self.file.path, self.path, force=self.force, progress=progress)
+        except FileExistsError as error:
+            raise _exists(self.path) from error
+
+
+class CopyPlan:
+    """What `copy` found and is about to do. `source` is None where there is no valid step."""
+
+    __slots__ = ("newest", "plan", "source")
+
+    def __init__(self, source: str | None, newest: Newest, plan: Plan) -> None:
+        self.source = source
+        self.newest = newest
+        self.plan = plan
+
+
+def plan_copy(
+    source: str,
+    destination: str,
+    *,
+    step: int | None = None,
+    with_pointer: bool = False,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> CopyPlan:
+    """Verifies the source and plans its copy.
+
+    `source` is a directory, of which the newest valid step is taken, or `step`; or a file.
+    `destination` is a directory (one that does not exist yet ends in `/`) or a new name. Raises
+    RefusedError for a source that is not valid and for what would overwrite something without
+    `force`; UnreadableError and WriteError where a path is not what it should be.
+    """
+    directory = steps_at(source)
+    if step is None:
+        newest = find_newest_valid(directory, progress=progress)
+    else:
+        newest = Newest(require_valid(directory, step, progress=progress), [])
+    if newest.found is None:
+        return CopyPlan(None, newest, Plan())
+    file = newest.found.file
+    into = os.path.isdir(destination) or destination.endswith(os.sep)
+    if with_pointer and not into:
+        raise WriteError(destination, "is not a directory, so it can have no pointer")
+    target = os.path.join(destination, file.name) if into else destination
+    if not into and not os.path.isdir(os.path.dirname(target) or "."):
+        raise WriteError(os.path.dirname(target), "is not a directory")
+    _check_target(file.path, target, force)
+    plan = Plan()
+    if into and not os.path.isdir(destination):
+        plan.actions.append(MakeDirectory(destination))
+    plan.actions.append(CopyFile(file, target, force))
+    if with_pointer:
+        plan.actions.append(_pointer_action(destination, file.step, file.name, force))
+    return CopyPlan(file.path, newest, plan)
+
+
+def _check_target(source: str, target: str, force: bool) -> None:
+    ours, theirs = (parse_step_file_name(os.path.basename(path)) for path in (source, target))
+    if theirs is not None and theirs != ours:
+        raise RefusedError(f"{target}: its name would say step {theirs}, but it holds step {ours}")
+    if os.path.isdir(target):
+        raise RefusedError(f"{target}: is a directory")
+    if not os.path.lexists(target):
+        return
+    if os.path.exists(target) and os.path.samefile(source, target):
+        raise RefusedError(f"{target}: is the very file that is to be copied")
+    if not force:
+        raise _exists(target)
+
+
+def _pointer_action(directory: str, step: int, name: str, force: bool) -> Action:
+    pointer = os.path.join(directory, POINTER_NAME)
+    if os.path.isdir(pointer) and not os.path.islink(pointer):
+        raise RefusedError(f"{pointer}: is a directory, which a pointer cannot replace")
+    if os.path.lexists(pointer) and not force:
+        raise _exists(pointer)
+    return WritePointer(directory, step, name, replace=force)
+
+
+def _exists(path: str) -> RefusedError:
+    return RefusedError(f"{path}: exists already, and is overwritten only with --force")

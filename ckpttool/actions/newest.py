@@ -1,0 +1,111 @@
+"""The newest valid step of a directory, found from the top: nothing below it is read."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ckpttool.checks.verify import verify
+from ckpttool.errors import UnreadableError
+from ckpttool.model.directory import scan
+from ckpttool.model.names import POINTER_NAME, step_file_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ckpttool.findings import Finding
+    from ckpttool.model.directory import CheckpointDirectory, StepFile
+
+    Progress = Callable[[int, int, str], None]
+
+VALID = "valid"
+
+
+class Judged(NamedTuple):
+    """A step file and what verification says of it. `state` is `valid` or says why it is not.
+
+    `unchecked` is set where the file could not be read, so that nothing is known of it.
+    """
+
+    file: StepFile
+    state: str
+    findings: list[Finding]
+    unchecked: bool = False
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether it is intact and the training checkpoint that its name promises."""
+        return self.state == VALID
+
+    def why(self) -> str:
+        """Why it is not valid, in one line: the first error's id and words."""
+        for finding in self.findings:
+            if finding.severity.value == "error":
+                return f"{finding.id}: {finding.words}"
+        return self.state
+
+    def as_dict(self) -> dict[str, Any]:
+        """The judgement as plain data."""
+        return {
+            "step": self.file.step,
+            "file": self.file.name,
+            "state": self.state,
+            "why": None if self.is_valid else self.why(),
+        }
+
+
+class Newest(NamedTuple):
+    """The newest valid step file, or None, and the newer ones passed over, newest first."""
+
+    found: Judged | None
+    passed_over: list[Judged]
+
+    @property
+    def unchecked(self) -> bool:
+        """Whether a file was passed over because it could not be read."""
+        return any(judged.unchecked for judged in self.passed_over)
+
+
+def steps_at(path: str) -> CheckpointDirectory:
+    """The directory `path`; or the one of the file `path`, as if no other step file were there.
+
+    The pointer's path stands for its whole directory. Raises UnreadableError.
+    """
+    if os.path.isdir(path) or not os.path.lexists(path):
+        return scan(path)
+    parent, name = os.path.split(path)
+    directory = scan(parent or ".")
+    if name != POINTER_NAME:
+        directory.steps = [file for file in directory.steps if file.name == name]
+    return directory
+
+
+def judge(file: StepFile, *, quick: bool = False, progress: Progress | None = None) -> Judged:
+    """Verifies one step file. Links, directories and the like are never followed or opened."""
+    if not file.is_regular:
+        return Judged(file, "is a link" if file.is_link else "is not a regular file", [])
+    try:
+        report = verify(file.path, quick=quick, progress=progress)
+    except UnreadableError as error:
+        return Judged(file, error.reason, [], unchecked=True)
+    verdict = report.files[0]
+    unchecked = any(finding.facts.get("could_not_check") for finding in report.findings)
+    return Judged(file, verdict.state, report.findings, unchecked)
+
+
+def _rank(file: StepFile) -> tuple[int, bool, str]:
+    # Of two names for one step the twelve-digit one is meant: it is what a trainer writes.
+    return file.step, len(file.name) == len(step_file_name(0)), file.name
+
+
+def find_newest_valid(
+    directory: CheckpointDirectory, *, quick: bool = False, progress: Progress | None = None
+) -> Newest:
+    """Verifies step files from the highest step down to the first valid one."""
+    passed_over: list[Judged] = []
+    for file in sorted(directory.steps, key=_rank, reverse=True):
+        judged = judge(file, quick=quick, progress=progress)
+        if judged.is_valid:
+            return Newest(judged, passed_over)
+        passed_over.append(judged)
+    return Newest(None, passed_over)

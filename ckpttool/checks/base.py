@@ -1,0 +1,241 @@
+"""What all checks share: the class that describes a finding, and what they look at.
+
+A check looks at a subject, made by `verify`, and yields findings. It never reads a file itself,
+except where its class says so, never prints, and never raises for what it sees.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from ckpttool.findings import Finding, Place, Severity
+from ckpttool.formats.anomaly import Anomaly
+
+if TYPE_CHECKING:
+    from ckpttool.model.checkpoint import Checkpoint
+    from ckpttool.model.directory import CheckpointDirectory, StepFile
+    from ckpttool.model.schema import TrainingFacts
+    from ckpttool.model.tensor import TensorRef
+
+
+class Check:
+    """One kind of finding; subclasses are never instantiated.
+
+    `id` never changes. `severity` is what it mostly has (a finding may carry another, as `meaning`
+    then says). `title`, `meaning`, `why` (it matters) and `mends` make up its catalogue entry.
+    """
+
+    id = ""
+    severity = Severity.ERROR
+    title = ""
+    meaning = ""
+    why = ""
+    mends = ""
+
+    @classmethod
+    def finding(
+        cls,
+        place: Place,
+        words: str,
+        remedy: str | None = None,
+        *,
+        severity: Severity | None = None,
+        **facts: Any,
+    ) -> Finding:
+        """A finding of this kind. `facts` must be plain data, fit for JSON."""
+        return Finding(cls.id, severity or cls.severity, place, words, remedy, facts)
+
+
+class FileVerdict:
+    """What is to be said of one file as a whole.
+
+    `state`: `valid` (intact, and a training checkpoint for the step in its name), `intact` (judged
+    by its container alone), `wrong-step`, `not-a-checkpoint`, `damaged`, `dangerous`, `changing`,
+    `unreadable`, or `not-opened` (a link or a directory). `checksums`: `checked`, `none stored`,
+    `skipped` (quick) or `not reached`.
+    """
+
+    __slots__ = ("checksums", "name", "path", "size", "state", "step")
+
+    def __init__(
+        self, step: int | None, name: str, path: str, size: int, state: str, checksums: str
+    ) -> None:
+        self.step = step
+        self.name = name
+        self.path = path
+        self.size = size
+        self.state = state
+        self.checksums = checksums
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether training may resume from it."""
+        return self.state == "valid"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The verdict as plain data."""
+        return {name: getattr(self, name) for name in sorted(self.__slots__)}
+
+    def __repr__(self) -> str:
+        return f"FileVerdict({self.path!r}, {self.state})"
+
+
+class FileSubject:
+    """One opened file and all that was seen of it.
+
+    `step` is the number in the name of a step file, None for any other file, which is judged by
+    its container and trust alone. `anomalies` gathers what the formats noticed and what `verify`
+    measured. `facts` are those of the training schema, `mode` is the file's own.
+    """
+
+    __slots__ = (
+        "_by_code",
+        "_by_record",
+        "anomalies",
+        "checkpoint",
+        "facts",
+        "mode",
+        "path",
+        "step",
+    )
+
+    def __init__(
+        self, path: str, checkpoint: Checkpoint, facts: TrainingFacts, step: int | None, mode: int
+    ) -> None:
+        self.path = path
+        self.checkpoint = checkpoint
+        self.facts = facts
+        self.step = step
+        self.mode = mode
+        self.anomalies: list[Anomaly] = []
+        self._by_code: dict[str, list[Anomaly]] | None = None
+        self._by_record: dict[str, tuple[str, ...]] | None = None
+
+    def seen(self, *codes: str) -> Iterator[Anomaly]:
+        """The anomalies with these codes, in the order in which they were noticed."""
+        if self._by_code is None:
+            self._by_code = {}
+            for anomaly in self.anomalies:
+                self._by_code.setdefault(anomaly.code, []).append(anomaly)
+        for code in codes:
+            yield from self._by_code.get(code, ())
+
+    def place(self, record: str | None = None, *, key: str | None = None) -> Place:
+        """A place in this file; for a record, with the names of the tensors that lie in it."""
+        tensors = () if record is None else self.tensors_in(record)
+        return Place(self.path, record=record, tensors=tensors, key=key)
+
+    def tensors_in(self, record: str) -> tuple[str, ...]:
+        """Dotted names of the tensors whose storage the record holds."""
+        if self._by_record is None:
+            names: dict[str, list[str]] = {}
+            for tensor in self.checkpoint.tensors.values():
+                for holder in _records_of(tensor):
+                    names.setdefault(holder, []).append(tensor.name)
+            self._by_record = {name: tuple(tensors) for name, tensors in names.items()}
+        return self._by_record.get(record, ())
+
+
+def _records_of(tensor: TensorRef) -> Iterator[str]:
+    """The records that hold the tensor's bytes, or those of what it is built from."""
+    if tensor.record is not None:
+        yield tensor.record
+    for part in tensor.parts.values():
+        yield from _records_of(part)
+
+
+class FileCheck(Check):
+    """A check of one opened file."""
+
+    @classmethod
+    def look(cls, subject: FileSubject) -> Iterator[Finding]:
+        """The findings of this kind in a file."""
+        raise NotImplementedError
+
+
+class Examined:
+    """A step file after its examination: verdict, findings, and facts to compare with others."""
+
+    __slots__ = ("entry", "facts", "findings", "verdict")
+
+    def __init__(
+        self,
+        entry: StepFile,
+        verdict: FileVerdict,
+        findings: list[Finding],
+        facts: TrainingFacts | None = None,
+    ) -> None:
+        self.entry = entry
+        self.verdict = verdict
+        self.findings = findings
+        self.facts = facts
+
+
+class DirectorySubject:
+    """A directory whose step files have been examined.
+
+    `newest` is the verdict of the highest valid step or None. `whole_temporaries` names leftovers
+    that a quick look finds to be whole checkpoints. `quick` says that checksums were not looked at.
+    """
+
+    __slots__ = ("directory", "examined", "newest", "quick", "whole_temporaries")
+
+    def __init__(
+        self,
+        directory: CheckpointDirectory,
+        examined: list[Examined],
+        whole_temporaries: set[str],
+        *,
+        quick: bool,
+    ) -> None:
+        self.directory = directory
+        self.examined = examined
+        self.whole_temporaries = whole_temporaries
+        self.quick = quick
+        valid = [item.verdict for item in examined if item.verdict.is_valid]
+        # Of two files for one step the twelve-digit name is meant: the pointer would name that one.
+        self.newest = max(valid, key=lambda file: (file.step, len(file.name) == 20), default=None)
+
+    def verdict(self, name: str) -> FileVerdict | None:
+        """The verdict on the step file with this name."""
+        return next((it.verdict for it in self.examined if it.entry.name == name), None)
+
+    def command(self, verb: str) -> str:
+        """The command line `ckpttool VERB DIRECTORY`, quoted for a shell."""
+        return command(verb, self.directory.path)
+
+
+class DirectoryCheck(Check):
+    """A check of a directory whose files have been examined."""
+
+    @classmethod
+    def look(cls, subject: DirectorySubject) -> Iterator[Finding]:
+        """The findings of this kind in a directory."""
+        raise NotImplementedError
+
+
+def command(verb: str, *arguments: str | os.PathLike[str]) -> str:
+    """A command line of this tool that can be pasted into a shell, whatever the paths hold."""
+    from shlex import quote
+
+    return " ".join(["ckpttool", verb, *(quote(os.fspath(argument)) for argument in arguments)])
+
+
+def quoted(path: str) -> str:
+    """A path quoted for a shell."""
+    from shlex import quote
+
+    return quote(path)
+
+
+def few(names: list[str] | tuple[str, ...], most: int = 3) -> str:
+    """The first names, each at most 80 characters, and how many more there are."""
+    shown = ", ".join(name[:80] for name in names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def plural(count: int, noun: str, many: str | None = None) -> str:
+    """`1 record`, `3,000 records`."""
+    return f"{count:,} {noun if count == 1 else many or noun + 's'}"

@@ -1,0 +1,286 @@
+"""DIR: what lies in a checkpoint directory besides good step files and a pointer."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+
+from ckpttool.checks.base import DirectoryCheck, DirectorySubject, few, plural, quoted
+from ckpttool.findings import Finding, Place, Severity
+from ckpttool.model.directory import Other, StepFile
+from ckpttool.model.names import (
+    STEP_DIGITS,
+    Temporary,
+    parse_step_file_name,
+    step_file_name,
+)
+
+
+class LeftoverTemporary(DirectoryCheck):
+    id = "DIR101"
+    severity = Severity.WARNING
+    title = "A writer's temporary was left over"
+    meaning = (
+        "A file with the name that a writer uses until it is done (`.<name>.tmp-<pid>`). Its writer"
+        " was killed, or is still at work: then this is an info."
+    )
+    why = "It takes space for ever, and may hold the only good copy of its step."
+    mends = (
+        "Remove it once no process writes it; where it looks whole and its step is lost, rename it."
+    )
+
+    @classmethod
+    def look(cls, subject: DirectorySubject) -> Iterator[Finding]:
+        for other in subject.directory.others:
+            if other.kind == "temporary" and other.temporary is not None:
+                yield cls._judge(subject, other, other.temporary)
+
+    @classmethod
+    def _judge(cls, subject: DirectorySubject, other: Other, name: Temporary) -> Finding:
+        alive = process_is_alive(name.pid)
+        whole = other.name in subject.whole_temporaries
+        only_copy = whole and not _step_is_valid(subject, name.target)
+        words = [f"left by process {name.pid}, which {_ALIVE[alive]}"]
+        if parse_step_file_name(name.target) is not None:
+            words.append("looks whole" if whole else "is no whole checkpoint")
+        if only_copy:
+            words.append(f"and may be the only good copy of {name.target}")
+        return cls.finding(
+            Place(other.path),
+            "; ".join(words),
+            _temporary_remedy(subject, other, name, alive=alive, only_copy=only_copy),
+            severity=Severity.INFO if alive else None,
+            pid=name.pid,
+            process_alive=alive,
+            looks_whole=whole,
+            only_copy=only_copy,
+            size=other.size,
+        )
+
+
+_ALIVE = {True: "is alive on this host", False: "is not alive on this host", None: "is not known"}
+
+
+def _temporary_remedy(
+    subject: DirectorySubject, other: Other, name: Temporary, *, alive: bool | None, only_copy: bool
+) -> str:
+    if alive:
+        return "nothing, while its writer is at work"
+    if only_copy:
+        target = os.path.join(subject.directory.path, name.target)
+        if os.path.lexists(target):
+            return f"keep it: {name.target} is not valid, and this may replace it"
+        return f"mv -n -- {quoted(other.path)} {quoted(target)} && {subject.command('verify')}"
+    return f"rm -- {quoted(other.path)}"
+
+
+def _step_is_valid(subject: DirectorySubject, target: str) -> bool:
+    step = parse_step_file_name(target)
+    return any(it.verdict.is_valid and it.verdict.step == step for it in subject.examined)
+
+
+def process_is_alive(pid: int) -> bool | None:
+    """Whether a process with this id runs on this host; None where that cannot be told."""
+    if pid <= 0:
+        return None  # 0 and below would ask for whole process groups
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    except (OverflowError, OSError):
+        return None
+    return True
+
+
+class ForeignNames(DirectoryCheck):
+    id = "DIR102"
+    severity = Severity.INFO
+    title = "There are other names here"
+    meaning = "Names that are neither step files nor the pointer; the tool leaves them alone."
+    why = "Good to know before a directory is copied or pruned: no verb counts or touches them."
+    mends = "Nothing has to be done."
+
+    @classmethod
+    def look(cls, subject: DirectorySubject) -> Iterator[Finding]:
+        kinds = ("foreign", "directory", "special")
+        names = [other.name for other in subject.directory.others if other.kind in kinds]
+        if names:
+            words = f"{plural(len(names), 'other name')} here, left alone: {few(names)}"
+            yield cls.finding(Place(subject.directory.path), words, names=names[:1000])
+
+
+class OddStepNames(DirectoryCheck):
+    id = "DIR103"
+    severity = Severity.WARNING
+    title = "Step numbers are not twelve digits wide"
+    meaning = "A step file's number has another width than the twelve digits of this layout."
+    why = "Programs that sort names as text then take an older step for the newest one."
+    mends = "Rename the file to the twelve-digit name of its step."
+
+    @classmethod
+    def look(cls, subject: DirectorySubject) -> Iterator[Finding]:
+        width = len(step_file_name(0))
+        odd = [file for file in subject.directory.steps if len(file.name) != width]
+        for file in odd:
+            right = os.path.join(subject.directory.path, step_file_name(file.step))
+            digits = len(file.name) - width + STEP_DIGITS
+            words = f"the number in its name has {plural(digits, 'digit')}, not {STEP_DIGITS}"
+            free = not os.path.lexists(right)
+            remedy = f"mv -n -- {quoted(file.path)} {quoted(right)}" if free else None
+            yield cls.finding(Place(file.path), words, remedy, digits=digits)
+
+
+class ModesDiffer(DirectoryCheck):
+    id = "DIR104"
+    severity = Severity.WARNING
+    title = "Step files differ in who may read them"
+    meaning = "The permissions of the step files here are not all the same."
+    why = "A colleague, or a job under another account, can read some steps and not the others."
+    mends = "Give all the same mode with `chmod`."
+
+    @classmethod
+    def look(cls, subject: DirectorySubject) -> Iterator[Finding]:
+        modes: dict[int, list[StepFile]] = {}
+        for file in subject.directory.steps:
+            if file.is_regular:
+                modes.setdefault(stat.S_IMODE(file.mode), []).append(file)
+        if len(modes) < 2:
+            return
+        usual = max(modes, key=lambda mode: len(modes[mode]))
+        odd = [file.path for mode, files in modes.items() if mode != usual for file in files]
+        shown = ", ".join(f"{mode:04o} ({len(files)})" for mode, files in sorted(modes.items()))
+        paths = " ".join(quoted(path) for path in odd) if len(odd) <= 5 else None
+        yield cls.finding(
+            Place(subject.directory.path),
+            f"the step files have {len(modes)} different modes: {shown}",
+            f"chmod {usual:o} -- {paths}" if paths else "give all the same mode with chmod",
+            modes={f"{mode:04o}": len(files) for mode, files in sorted(modes.items())},
+        )
+
+
+class StepIsNoFile(DirectoryCheck):
+    id = "DIR105"
+    severity = Severity.WARNING
+    title = "A step file is a link or a directory"
+    meaning = (
+        "An entry with a step file's name is not a regular file. It is not followed and never"
+        " valid. It is an error where the pointer names it or it has the highest step."
+    )
+    why = "A link can lead to a file of another run, or to one that somebody else controls."
+    mends = "Put the file itself in its place, or move the entry away."
+
+    @classmethod
+    def look(cls, subject: DirectorySubject) -> Iterator[Finding]:
+        steps = subject.directory.steps
+        for file in steps:
+            if file.is_regular:
+                continue
+            what = "link" if file.is_link else "directory" if stat.S_ISDIR(file.mode) else "device"
+            named = subject.directory.pointer.file == file.name
+            bad = named or file.step == steps[-1].step
+            words = f"is a {what}, not a regular file, and is not followed"
+            severity = Severity.ERROR if bad else None
+            aside = f"mv -n -- {quoted(file.path)} {quoted(file.path + '.aside')}"
+            yield cls.finding(Place(file.path), words, aside, severity=severity, what=what)
+
+
+class TwoFilesForAStep(DirectoryCheck):
+    id = "DIR106"
+    title = "Two files claim the same step"
+    meaning = "Several names here stand for one step number, such as step_4.pt and step_0004.pt."
+    why = "Which one is loaded depends on the program that looks."
+    mends = "Compare them and keep one, under the twelve-digit name."
+
+    @classmethod
+    def look(cls, subject: DirectorySubject) -> Iterator[Finding]:
+        by_step: dict[int, list[str]] = {}
+        for file in subject.directory.steps:
+            by_step.setdefault(file.step, []).append(file.name)
+        for step, names in by_step.items():
+            if len(names) > 1:
+                words = f"step {step} has {len(names)} files: {few(names)}"
+                remedy = "compare them and move all but one away"
+                place = Place(subject.directory.path)
+                yield cls.finding(place, words, remedy, step=step, names=names)
+
+
+class NoStepFiles(DirectoryCheck):
+    id = "DIR107"
+    title = "There are no step files"
+    meaning = "The directory holds no file named step_<number>.pt."
+    why = "There is nothing to resume from; perhaps this is not the directory that was meant."
+    mends = "Check the path."
+
+    @classmethod
+    def look(cls, subject: DirectorySubject) -> Iterator[Finding]:
+        if not subject.directory.steps:
+            words = "there are no step files here"
+            yield cls.finding(Place(subject.directory.path), words, "check the path")
+
+
+class BadLink(DirectoryCheck):
+    id = "DIR108"
+    severity = Severity.WARNING
+    title = "A link here leads out, is absolute, or leads nowhere"
+    meaning = "A symbolic link in the directory is absolute, dangles, or points outside of it."
+    why = "It breaks when the directory is moved or mounted elsewhere. No verb follows it."
+    mends = "Make it relative to the directory, or remove it."
+
+    @classmethod
+    def look(cls, subject: DirectorySubject) -> Iterator[Finding]:
+        for other in subject.directory.others:
+            if other.kind == "link" and (problem := _link_problem(other)):
+                remedy = _link_remedy(subject, other)
+                place = Place(other.path)
+                yield cls.finding(place, problem, remedy, target=other.link)
+
+
+def _link_problem(link: Other) -> str | None:
+    target = link.link or ""
+    shown = f"the link points to {target[:120]}"
+    if os.path.isabs(target):
+        return f"{shown}, an absolute path"
+    if os.path.normpath(target).split(os.sep)[0] == os.pardir:
+        return f"{shown}, outside of this directory"
+    if not os.path.exists(link.path):
+        return f"{shown}, which leads nowhere"
+    return None
+
+
+def _link_remedy(subject: DirectorySubject, link: Other) -> str:
+    name = os.path.basename(link.link or "")
+    if name != link.name and os.path.lexists(os.path.join(subject.directory.path, name)):
+        return f"ln -sfn -- {quoted(name)} {quoted(link.path)}"
+    return f"rm -- {quoted(link.path)}"
+
+
+class NoValidStep(DirectoryCheck):
+    id = "DIR109"
+    title = "No step is valid"
+    meaning = "There are step files, but none of them is an intact training checkpoint."
+    why = "There is nothing here that training could resume from."
+    mends = "Bring back a copy of a step file, or look for a whole temporary among the findings."
+
+    @classmethod
+    def look(cls, subject: DirectorySubject) -> Iterator[Finding]:
+        if subject.directory.steps and subject.newest is None:
+            count = plural(len(subject.directory.steps), "step file")
+            words = f"none of the {count} here is valid"
+            remedy = "bring back a good copy of a step file"
+            yield cls.finding(Place(subject.directory.path), words, remedy)
+
+
+CHECKS: tuple[type[DirectoryCheck], ...] = (
+    LeftoverTemporary,
+    ForeignNames,
+    OddStepNames,
+    ModesDiffer,
+    StepIsNoFile,
+    TwoFilesForAStep,
+    NoStepFiles,
+    BadLink,
+    NoValidStep,
+)

@@ -1,0 +1,185 @@
+"""One file, looked at once: opened, measured, judged."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from ckpttool.checks import container as container_checks
+from ckpttool.checks import schema as schema_checks
+from ckpttool.checks import trust as trust_checks
+from ckpttool.checks.base import FileSubject, FileVerdict
+from ckpttool.errors import UnreadableError
+from ckpttool.findings import Finding, Severity
+from ckpttool.formats.anomaly import Anomaly
+from ckpttool.formats.limits import DEFAULT_LIMITS, ReaderLimits
+
+if TYPE_CHECKING:
+    from ckpttool.checks.measure import Workers
+    from ckpttool.model.checkpoint import Checkpoint
+    from ckpttool.model.schema import TrainingFacts
+
+# Containers that hold a checkpoint; every other kind is something else.
+_CHECKPOINT_KINDS = frozenset(
+    ("torch-zip", "torch-legacy", "torch-legacy-tar", "torchscript", "zip")
+)
+# Findings that say more than "damaged".
+_COULD_NOT_CHECK = frozenset(("FIL101", "FIL124"))
+_CHANGED = "FIL125"
+_OTHER_KIND = "FIL106"
+
+
+class Depth(NamedTuple):
+    """How deep to look. `quick` leaves out everything that reads the contents of records."""
+
+    quick: bool = False
+    finite: bool = False
+    limits: ReaderLimits = DEFAULT_LIMITS
+
+
+class Result(NamedTuple):
+    """What came of one file. `facts` is None where it could not be opened."""
+
+    verdict: FileVerdict
+    findings: list[Finding]
+    facts: TrainingFacts | None
+
+
+def examine(path: str, step: int | None, depth: Depth, workers: Workers) -> Result:
+    """Look at the regular file `path`; `step` is the number in its name, None for a lone file."""
+    from ckpttool.model.checkpoint import open_checkpoint
+
+    workers.meter.label = os.path.basename(path)
+    before = workers.meter.done
+    size = 0
+    try:
+        with open_checkpoint(path, limits=depth.limits) as checkpoint:
+            size = checkpoint.size
+            subject = _measure(path, step, checkpoint, depth, workers)
+            return judge(subject, depth)
+    except UnreadableError as error:
+        finding = container_checks.Unreadable.at(path, error.reason)
+        name = os.path.basename(path)
+        verdict = FileVerdict(step, name, path, size, "unreadable", "not reached")
+        return Result(verdict, [finding], None)
+    finally:
+        # Headers and padding were not counted one by one, nor what a quick look left out.
+        workers.meter.add(max(0, size - (workers.meter.done - before)))
+
+
+def _measure(
+    path: str, step: int | None, checkpoint: Checkpoint, depth: Depth, workers: Workers
+) -> FileSubject:
+    from ckpttool.model.schema import training_facts
+
+    mode = os.fstat(checkpoint.reader.fileno()).st_mode
+    tree = checkpoint.tree if checkpoint.readable else None
+    subject = FileSubject(path, checkpoint, training_facts(tree), step, mode)
+    subject.anomalies.extend(checkpoint.anomalies)
+    subject.anomalies.extend(kind_anomalies(checkpoint))
+    if checkpoint.container is not None:
+        subject.anomalies.extend(_measure_container(subject, checkpoint, depth, workers))
+    if checkpoint.readable and (step is not None or subject.facts.follows_schema):
+        subject.anomalies.extend(subject.facts.problems)
+    if checkpoint.reader.changed():
+        subject.anomalies.append(Anomaly("changed"))
+    return subject
+
+
+def kind_anomalies(checkpoint: Checkpoint) -> Iterator[Anomaly]:
+    """What the kind of a file alone says about it."""
+    if checkpoint.kind == "empty":
+        yield Anomaly("empty")
+    elif checkpoint.kind == "zeros":
+        yield Anomaly("all-zero")
+    elif checkpoint.kind not in _CHECKPOINT_KINDS:
+        yield Anomaly("other-kind", kind=checkpoint.kind, words=checkpoint.words)
+    elif checkpoint.kind.startswith("torch-legacy"):
+        yield Anomaly("no-checksums")
+
+
+def _measure_container(
+    subject: FileSubject, checkpoint: Checkpoint, depth: Depth, workers: Workers
+) -> Iterator[Anomaly]:
+    from ckpttool.checks.hidden_pickles import hidden_pickles
+    from ckpttool.checks.measure import check_records
+
+    container = checkpoint.container
+    if container is None:
+        return
+    yield from container.check_structure()
+    yield from hidden_pickles(checkpoint)
+    storages = (container.storage_record(key) for key in checkpoint.storages)
+    records = (container.records.get(name) for name in storages)
+    compressed = sum(record is not None and record.method != 0 for record in records)
+    if compressed:
+        yield Anomaly("deflated", records=compressed)
+    if depth.quick:
+        return
+    found = list(check_records(container, workers))
+    yield from found
+    if subject.facts.coordinator is not None and not found:
+        from ckpttool.checks.pending_delta import check_pending_delta
+
+        yield from check_pending_delta(checkpoint, subject.facts.coordinator)
+    if depth.finite:
+        from ckpttool.checks.values import count_values
+
+        yield from count_values(checkpoint, workers)
+
+
+def judge(subject: FileSubject, depth: Depth) -> Result:
+    """What the anomalies and facts that `subject` has gathered amount to."""
+    findings = list(_look(subject))
+    return Result(_verdict(subject, findings, depth), findings, subject.facts)
+
+
+def _look(subject: FileSubject) -> Iterator[Finding]:
+    families = (container_checks.CHECKS, schema_checks.FILE_CHECKS, trust_checks.CHECKS)
+    for family in families:
+        for check in family:
+            yield from check.look(subject)
+    if any(subject.seen("values-nan", "values-infinite")):
+        from ckpttool.checks.values import CHECKS
+
+        for value_check in CHECKS:
+            yield from value_check.look(subject)
+
+
+def _verdict(subject: FileSubject, findings: list[Finding], depth: Depth) -> FileVerdict:
+    checkpoint = subject.checkpoint
+    name = os.path.basename(subject.path)
+    checksums = _checksums(subject, depth)
+    state = _state(subject, findings)
+    return FileVerdict(subject.step, name, subject.path, checkpoint.size, state, checksums)
+
+
+def _checksums(subject: FileSubject, depth: Depth) -> str:
+    container = subject.checkpoint.container
+    if container is None:
+        return "not reached"
+    if depth.quick:
+        return "skipped"
+    return "checked" if container.has_checksums else "none stored"
+
+
+def _state(subject: FileSubject, findings: list[Finding]) -> str:
+    """The worst that is to be said; dangerous outranks damaged."""
+    errors = {finding.id for finding in findings if finding.severity is Severity.ERROR}
+    files = {id for id in errors if id.startswith("FIL")}
+    if any(id.startswith("TRU") for id in errors):
+        return "dangerous"
+    if _CHANGED in files:
+        return "changing"
+    if files and files <= _COULD_NOT_CHECK:
+        return "unreadable"
+    if _OTHER_KIND in files:
+        return "not-a-checkpoint"
+    if files or not subject.checkpoint.readable:
+        return "damaged"
+    if subject.step is None:
+        return "intact"
+    if not subject.facts.is_training:
+        return "not-a-checkpoint"
+    return "valid" if subject.facts.step == subject.step else "wrong-step"

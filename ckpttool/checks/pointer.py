@@ -1,0 +1,255 @@
+"""PTR: the pointer against what it should be, and against the highest valid step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ckpttool.checks.base import DirectoryCheck, DirectorySubject, quoted
+from ckpttool.findings import Finding, Place, Severity
+from ckpttool.model.names import POINTER_NAME
+
+_NO_VALID = "no step here is valid, so there is nothing to point at"
+
+
+class PointerCheck(DirectoryCheck):
+    """A check of `latest.json`; most are mended by writing it anew."""
+
+    @classmethod
+    def say(cls, subject: DirectorySubject, words: str, **facts: Any) -> Finding:
+        """A finding about the pointer, with the command that rewrites it where that is possible."""
+        remedy = _NO_VALID if subject.newest is None else subject.command("fix-pointer")
+        return cls.finding(Place(subject.directory.pointer.path), words, remedy, **facts)
+
+
+class PointerMissing(PointerCheck):
+    id = "PTR101"
+    severity = Severity.WARNING
+    title = "The pointer is missing"
+    meaning = "The directory holds step files but no latest.json."
+    why = (
+        "A loader has to guess which file is newest, and takes the highest number whether or not"
+        " that file is good."
+    )
+    mends = "`ckpttool fix-pointer` writes one that names the highest valid step."
+
+    @classmethod
+    def look(cls, subject: DirectorySubject) -> Iterator[Finding]:
+        if subject.directory.pointer.state == "missing" and subject.directory.steps:
+            yield cls.say(subject, f"there is no {POINTER_NAME}")
+
+
+class PointerMalformed(PointerCheck):
+    id = "PTR102"
+    title = "The pointer is malformed"
+    meaning = (
+        "latest.json is empty, cut short, not UTF-8, not JSON, too large, or not an object with a"
+        ' text under "file".'
+    )
+    why = "A writer died while it wrote it. Loaders that ignore it fall back in silence."
+    mends = "`ckpttool fix-pointer` writes it anew."
+
+    @classmethod
+    def look(cls, subject: DirectorySubject) -> Iterator[Finding]:
+        pointer = subject.directory.pointer
+        if pointer.state == "malformed":
+            yield cls.say(subject, f"the pointer cannot be used: {pointer.problem}")
+
+
+class PointerUnsafe(PointerCheck):
+    id = "PTR103"
+    title = "The pointer leads somewhere else"
+    meaning = (
+        "latest.json names something that is not a plain step file in its own directory: an"
+        " absolute path, a path with separators or `..`, an empty name, a link, a directory. It is"
+        " not followed."
+    )
+    why = "Following it would load, and run, a file that somebody placed elsewhere."
+    mends = "`ckpttool fix-pointer` writes it anew. Find out who wrote the old one."
+
+    @classmethod
+    def look(cls, subject: DirectorySubject) -> Iterator[Finding]:
+        pointer = subject.directory.pointer
+        if pointer.state == "unsafe-target":
+            yield cls.say(subject, f"the pointer is not followed: {pointer.problem}")
+
+
+class PointerBehind(PointerCheck):
+    id = "PTR104"
+    title = "The pointer is behind"
+    meaning = "latest.json names a good step file, but a higher step is there and valid."
+    why = (
+        "The process died between writing the step file and moving the pointer. Resuming now would"
+        " repeat work that is already saved."
+    )
+    mends = "`ckpttool fix-pointer` moves it to the highest valid step."
+
+    @classmethod
+    def look(cls, subject: DirectorySubject) -> Iterator[Finding]:
+        pointed, newest = subject.directory.pointer.file_step, subject.newest
+        if subject.directory.pointer.state != "ok" or pointed is None or newest is None:
+            return
+        if newest.step is not None and pointed < newest.step:
+            words = f"the pointer names step {pointed}, while step {newest.step} is there and valid"
+            yield cls.say(subject, words, pointer_step=pointed, newest_valid=newest.step)
+
+
+class PointerDangling(PointerCheck):
+    id = "PTR105"
+    title = "The pointer's target is missing"
+    meaning = "latest.json names a step file that does not exist."
+    why = "The file was pruned, moved or never arrived, or the pointer was copied without it."
+    mends = "`ckpttool fix-pointer` moves it to the highest valid step; or bring the file back."
+
+    @classmethod
+    def look(cls, subject: DirectorySubject) -> Iterator[Finding]:
+        pointer = subject.directory.pointer
+        if pointer.state == "dangling":
+            yield cls.say(subject, f"the pointer dangles: {pointer.problem}", file=pointer.file)
+
+
+class PointerStepDiffers(PointerCheck):
+    id = "PTR106"
+    title = "The pointer contradicts itself"
+    meaning = 'The "step" in latest.json is missing, or is not the step in the file name beside it.'
+    why = "Programs that read one of the two disagree with those that read the other."
+    mends = "`ckpttool fix-pointer` writes both from the highest valid step."
+
+    @classmethod
+    def look(cls, subject: DirectorySubject) -> Iterator[Finding]:
+        pointer = subject.directory.pointer
+        if pointer.file_step is None or pointer.step == pointer.file_step:
+            return
+        says = "no step" if pointer.step is None else f"step {pointer.step}"
+        words = f"the pointer says {says} but names the file of step {pointer.file_step}"
+        yield cls.say(subject, words, step=pointer.step, file_step=pointer.file_step)
+
+
+class PointerTargetInvalid(PointerCheck):
+    id = "PTR107"
+    title = "The pointer's target is not valid"
+    meaning = "The file that latest.json names is there, but damaged, dangerous or no checkpoint."
+    why = "The next resume fails, or starts from bad data."
+    mends = "`ckpttool fix-pointer` moves the pointer to the highest valid step."
+
+    @classmethod
+    def look(cls, subject: DirectorySubject) -> Iterator[Finding]:
+        pointer = subject.directory.pointer
+        target = subject.verdict(pointer.file or "")
+        if pointer.state == "ok" and target is not None and not target.is_valid:
+            words = f"the pointer names {target.name}, which is {_STATES[target.state]}"
+            yield cls.say(subject, words, file=target.name, state=target.state)
+
+
+_STATES = {
+    "damaged": "damaged",
+    "dangerous": "dangerous to load",
+    "unreadable": "not readable",
+    "not-a-checkpoint": "not a training checkpoint",
+    "wrong-step": "of another step",
+    "changing": "being changed",
+    "not-opened": "not a regular file",
+}
+
+
+class PointerNotAFile(PointerCheck):
+    id = "PTR108"
+    title = "The pointer is not a regular file"
+    meaning = "latest.json is a directory, a link, a pipe or a device. It is not followed or read."
+    why = "A loader fails on it, or follows it to a file that this directory does not control."
+    mends = "Move it away, then `ckpttool fix-pointer`."
+
+    @classmethod
+    def look(cls, subject: DirectorySubject) -> Iterator[Finding]:
+        pointer = subject.directory.pointer
+        if pointer.state != "not-a-file":
+            return
+        finding = cls.say(subject, f"the pointer cannot be used: {pointer.problem}")
+        if subject.newest is not None:
+            aside = quoted(pointer.path + ".aside")
+            finding.remedy = f"mv -n -- {quoted(pointer.path)} {aside} && {finding.remedy}"
+        yield finding
+
+
+class PointerRecordDiffers(PointerCheck):
+    """Reads the target when the pointer records a SHA-256, and not in a quick look."""
+
+    id = "PTR109"
+    title = "The pointer's record of its target differs"
+    meaning = (
+        "latest.json records the size or the SHA-256 of the file that it names, and the file has"
+        " another."
+    )
+    why = "The pointer arrived before the file did, or the file was changed or replaced since."
+    mends = (
+        "Wait for the copy to finish, or `ckpttool fix-pointer` when `verify` finds the file valid."
+    )
+
+    @classmethod
+    def look(cls, subject: DirectorySubject) -> Iterator[Finding]:
+        pointer = subject.directory.pointer
+        target = subject.verdict(pointer.file or "")
+        if pointer.target is None or target is None:
+            return
+        size = pointer.extra.get("size")
+        if size is not None and size != target.size:
+            recorded = size if isinstance(size, int) else None
+            words = (
+                f"the pointer records {_recorded(size)} bytes, {target.name} has {target.size:,}"
+            )
+            yield cls.say(subject, words, recorded=recorded, size=target.size)
+        elif not subject.quick and (recorded_sha := pointer.extra.get("sha256")) is not None:
+            yield from cls._look_at_sha256(subject, pointer.target, recorded_sha)
+
+    @classmethod
+    def _look_at_sha256(
+        cls, subject: DirectorySubject, target: str, recorded: object
+    ) -> Iterator[Finding]:
+        from ckpttool.errors import UnreadableError
+        from ckpttool.io.checksum import sha256_of
+        from ckpttool.io.reading import FileReader
+
+        try:
+            with FileReader(target) as reader:
+                actual = sha256_of(reader)
+        except UnreadableError:
+            return  # the file has a finding of its own
+        if not isinstance(recorded, str) or recorded.lower() != actual:
+            words = "the pointer records another SHA-256 than its target has"
+            yield cls.say(subject, words, recorded=str(recorded)[:80], sha256=actual)
+
+
+def _recorded(size: object) -> str:
+    return f"{size:,}" if isinstance(size, int) else f'"{str(size)[:40]}"'
+
+
+class PointerUnreadable(PointerCheck):
+    id = "PTR110"
+    title = "The pointer could not be read"
+    meaning = (
+        "latest.json is there, but the system does not let us read it (or its target's entry)."
+    )
+    why = "What could not be checked is not called good."
+    mends = "Give the reading user permission; see the system's own reason in the finding."
+
+    @classmethod
+    def look(cls, subject: DirectorySubject) -> Iterator[Finding]:
+        pointer = subject.directory.pointer
+        if pointer.state == "unreadable":
+            words = f"the pointer could not be read: {pointer.problem}"
+            remedy = f"chmod u+r -- {quoted(pointer.path)}"
+            yield cls.finding(Place(pointer.path), words, remedy, could_not_check=True)
+
+
+CHECKS: tuple[type[PointerCheck], ...] = (
+    PointerMissing,
+    PointerMalformed,
+    PointerUnsafe,
+    PointerBehind,
+    PointerDangling,
+    PointerStepDiffers,
+    PointerTargetInvalid,
+    PointerNotAFile,
+    PointerRecordDiffers,
+    PointerUnreadable,
+)

@@ -1,0 +1,187 @@
+"""`verify`: every check over a directory or a file, and the newest state that can be used."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from ckpttool.checks import container as container_checks
+from ckpttool.checks import directory as directory_checks
+from ckpttool.checks import pointer as pointer_checks
+from ckpttool.checks import schema as schema_checks
+from ckpttool.checks import trust as trust_checks
+from ckpttool.checks.base import DirectorySubject, Examined, FileVerdict, command
+from ckpttool.checks.examine import Depth, examine
+from ckpttool.checks.measure import Meter, Progress, Workers
+from ckpttool.errors import UnreadableError
+from ckpttool.findings import Finding, Severity
+from ckpttool.formats.limits import DEFAULT_LIMITS, ReaderLimits
+from ckpttool.model.directory import CheckpointDirectory, Other, StepFile, scan
+from ckpttool.model.names import parse_step_file_name
+
+
+class Report:
+    """What `verify` found.
+
+    `findings` come worst first. `newest_valid` is the highest valid step and `newest_valid_path`
+    its file, or None. `files` has a verdict for each step file, ascending (or for the one file that
+    was given). `quick` says that checksums were not looked at.
+    """
+
+    __slots__ = ("files", "findings", "newest_valid", "newest_valid_path", "path", "quick")
+
+    def __init__(
+        self,
+        path: str,
+        findings: Iterable[Finding],
+        files: list[FileVerdict],
+        newest: FileVerdict | None,
+        *,
+        quick: bool,
+    ) -> None:
+        self.path = path
+        self.findings = sorted(findings, key=_order)
+        self.files = files
+        self.newest_valid = None if newest is None else newest.step
+        self.newest_valid_path = None if newest is None else newest.path
+        self.quick = quick
+
+    @property
+    def worst(self) -> Severity | None:
+        """The severity of the worst finding, or None where there is none."""
+        return self.findings[0].severity if self.findings else None
+
+    @property
+    def could_not_check(self) -> bool:
+        """Whether something could not be checked, which is never to be called good."""
+        return any(finding.facts.get("could_not_check") for finding in self.findings)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as plain data, in the shape that `verify --json` prints."""
+        return {
+            "path": self.path,
+            "quick": self.quick,
+            "newest_valid": self.newest_valid,
+            "newest_valid_path": self.newest_valid_path,
+            "files": [file.as_dict() for file in self.files],
+            "findings": [finding.as_dict() for finding in self.findings],
+        }
+
+
+def _order(finding: Finding) -> tuple[int, str, str, str]:
+    place = finding.place
+    return -finding.severity.rank, place.path, finding.id, place.record or place.key or ""
+
+
+def verify(
+    path: str | os.PathLike[str],
+    *,
+    quick: bool = False,
+    finite: bool = False,
+    jobs: int | None = None,
+    limits: ReaderLimits = DEFAULT_LIMITS,
+    progress: Progress | None = None,
+) -> Report:
+    """Run every check over a checkpoint directory, or over one file.
+
+    `quick` leaves out what has to read whole files (checksums, values); `finite` counts NaN and
+    infinite values, too. `jobs` is the number of threads (at most four by default). `progress` is
+    called as `progress(bytes_done, bytes_total, label)` from time to time, by any thread, never by
+    two at once. Nothing is changed, nothing is executed. Raises UnreadableError where `path` does
+    not exist or a directory cannot be listed; whatever else is wrong is a finding.
+    """
+    where = os.fspath(path)
+    depth = Depth(quick, finite and not quick, limits)
+    try:
+        is_directory = stat.S_ISDIR(os.stat(where).st_mode)
+    except (OSError, ValueError) as error:
+        raise UnreadableError(where, getattr(error, "strerror", None) or str(error)) from error
+    if is_directory:
+        return _verify_directory(scan(where), depth, jobs, progress)
+    return _verify_file(where, depth, jobs, progress)
+
+
+def _verify_file(path: str, depth: Depth, jobs: int | None, progress: Progress | None) -> Report:
+    meter = Meter(os.stat(path).st_size, progress)
+    step = parse_step_file_name(os.path.basename(path))
+    with Workers(jobs, meter) as workers:
+        result = examine(path, step, depth, workers)
+    _name_remedy(result.findings, _sibling_command(path, step))
+    newest = result.verdict if result.verdict.is_valid else None
+    return Report(path, result.findings, [result.verdict], newest, quick=depth.quick)
+
+
+def _sibling_command(path: str, step: int | None) -> str | None:
+    """How to find the newest valid step beside a lone step file, if there are others at all."""
+    directory = os.path.dirname(path) or os.curdir
+    try:
+        others = step is not None and len(scan(directory).steps) > 1
+    except UnreadableError:
+        others = False
+    return command("latest", directory) if others else None
+
+
+def _verify_directory(
+    directory: CheckpointDirectory, depth: Depth, jobs: int | None, progress: Progress | None
+) -> Report:
+    total = sum(file.size for file in directory.steps if file.is_regular)
+    with Workers(jobs, Meter(total, progress)) as workers:
+        examined = [_examine_step(file, depth, workers) for file in directory.steps]
+        whole = {other.name for other in directory.others if _looks_whole(other, depth)}
+    subject = DirectorySubject(directory, examined, whole, quick=depth.quick)
+    for item in examined:
+        _name_remedy(item.findings, _directory_remedy(subject, item))
+    findings = [*_file_findings(examined), *directory_findings(subject)]
+    files = [item.verdict for item in examined]
+    return Report(directory.path, findings, files, subject.newest, quick=depth.quick)
+
+
+def _examine_step(file: StepFile, depth: Depth, workers: Workers) -> Examined:
+    if not file.is_regular:
+        verdict = FileVerdict(file.step, file.name, file.path, 0, "not-opened", "not reached")
+        return Examined(file, verdict, [])
+    result = examine(file.path, file.step, depth, workers)
+    return Examined(file, *result)
+
+
+def _looks_whole(other: Other, depth: Depth) -> bool:
+    """Whether a writer's temporary is a valid checkpoint, as far as a quick look can tell."""
+    step = parse_step_file_name(other.temporary.target) if other.temporary else None
+    if step is None:
+        return False
+    with Workers(1, Meter(0, None)) as workers:
+        return examine(other.path, step, depth._replace(quick=True), workers).verdict.is_valid
+
+
+def _file_findings(examined: list[Examined]) -> Iterator[Finding]:
+    for item in examined:
+        yield from item.findings
+
+
+def directory_findings(subject: DirectorySubject) -> Iterator[Finding]:
+    """What is to be said of a directory as a whole, once its step files have been examined."""
+    families = (pointer_checks.CHECKS, directory_checks.CHECKS, schema_checks.DIRECTORY_CHECKS)
+    for family in families:
+        for check in family:
+            yield from check.look(subject)
+    yield from trust_checks.WritableByOthers.look_at_directory(subject)
+
+
+_BY_SIBLING = frozenset(check.id for check in container_checks.FROM_ANOMALIES if check.by_sibling)
+
+
+def _directory_remedy(subject: DirectorySubject, item: Examined) -> str | None:
+    """What to do about a damaged step file: move the pointer off it, or leave it be."""
+    if subject.newest is None:
+        return None
+    if subject.directory.pointer.file == item.entry.name:
+        return subject.command("fix-pointer")
+    return f"resume from step {subject.newest.step}: {subject.command('latest')}"
+
+
+def _name_remedy(findings: list[Finding], remedy: str | None) -> None:
+    for finding in findings:
+        if finding.remedy is None and finding.id in _BY_SIBLING:
+            finding.remedy = remedy or "copy the file again from its source, if that is whole"

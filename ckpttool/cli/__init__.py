@@ -1,0 +1,1 @@
+"""The `ckpttool` command: one file per verb."""

@@ -1,0 +1,101 @@
+"""Options and words that several verbs share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ckpttool.render.text import Printer, escape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ckpttool.actions.newest import Judged, Newest
+    from ckpttool.actions.plan import Plan
+
+# No `exists=True`: a path that is missing is not wrong usage (2) but unreadable (3).
+PATH = click.Path()
+
+path_argument = click.argument("path", type=PATH, default=".", metavar="[PATH]")
+
+
+def _remember_json(ctx: click.Context, _: click.Parameter, wanted: bool) -> bool:
+    ctx.meta["ckpttool.json"] = wanted  # so that an error, too, becomes a document
+    return wanted
+
+
+json_option = click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    is_eager=True,
+    callback=_remember_json,
+    help="Print one JSON document and nothing else.",
+)
+dry_run_option = click.option(
+    "--dry-run", is_flag=True, help="Show what would be done, and do nothing."
+)
+
+
+def example(*lines: str) -> str:
+    """An epilog for `--help`: commands to copy, not rewrapped."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def write_json(document: dict[str, Any]) -> None:
+    """Prints the verb's one document. An error after this adds none."""
+    from ckpttool.render.jsondoc import write_document
+
+    click.get_current_context().meta["ckpttool.json"] = False
+    write_document(document)
+
+
+def with_progress(work: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Calls `work` with a progress line on standard error."""
+    from ckpttool.render.progress import ProgressLine
+
+    with ProgressLine() as progress:
+        return work(*args, progress=progress, **options)
+
+
+def end_cleanly_when_terminated() -> None:
+    """SIGTERM, as a batch system sends it at a time limit, then ends like Ctrl-C: tidied up."""
+    import signal
+    import threading
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, interrupt)
+
+
+def show_passed_over(printer: Printer, passed_over: list[Judged]) -> None:
+    """One line for each newer step file that is not valid, and why."""
+    for judged in passed_over:
+        step = printer.colour(f"step {judged.file.step}", "warning")
+        name = escape(judged.file.name)
+        printer.line(f"{step} passed over: {name}: {escape(judged.why())}")
+
+
+def show_plan(printer: Printer, plan: Plan) -> None:
+    """The actions of a plan, one to a line."""
+    printer.line("plan:")
+    for action in plan.actions:
+        printer.line(f"  {escape(action.describe())}")
+
+
+def show_end(printer: Printer, dry_run: bool) -> None:
+    """What became of the plan."""
+    printer.line("dry run: nothing was changed" if dry_run else printer.colour("done", "ok"))
+
+
+def no_valid_step(path: str, newest: Newest) -> str:
+    """Why there is no newest valid step, in one line."""
+    if not newest.passed_over:
+        return f"{path}: no valid step: there are no step files"
+    count = len(newest.passed_over)
+    files = "the only step file is not valid" if count == 1 else f"none of {count} files is valid"
+    first = newest.passed_over[0]
+    return f"{path}: no valid step: {files} (newest: {first.file.name}: {first.why()})"

@@ -1,0 +1,148 @@
+"""`ckpttool prune`: deletes old step files, and shows what goes before it goes."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ckpttool.cli.common import (
+    dry_run_option,
+    example,
+    json_option,
+    path_argument,
+    with_progress,
+    write_json,
+)
+from ckpttool.errors import RefusedError
+from ckpttool.exitcodes import ExitCode
+from ckpttool.render.text import Printer, escape, plural, size_text
+
+if TYPE_CHECKING:
+    from ckpttool.actions.prune import PrunePlan
+
+
+@click.command(
+    epilog=example(
+        "ckpttool prune runs/a --keep-last 3 --dry-run",
+        "ckpttool prune runs/a --keep-last 3 --keep-every 1000 --keep 250 --yes",
+    )
+)
+@path_argument
+@click.option(
+    "--keep-last",
+    type=click.IntRange(min=1),
+    required=True,
+    help="Keep this many of the newest valid steps.",
+)
+@click.option("--keep-every", type=click.IntRange(min=1), help="Keep multiples of this step too.")
+@click.option("--keep", type=click.IntRange(min=0), multiple=True, help="Keep this step too.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@dry_run_option
+@json_option
+def command(
+    path: str,
+    keep_last: int,
+    keep_every: int | None,
+    keep: tuple[int, ...],
+    yes: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> ExitCode:
+    """Delete the valid step files in PATH that no rule keeps.
+
+    Every step file is verified first. Damaged ones neither count nor go. What the pointer names
+    and the newest valid step always stay, and nothing but step files is ever touched. It asks
+    before it deletes; where there is nobody to ask, it wants --yes.
+    """
+    from ckpttool.actions.prune import carry_out, plan_prune
+
+    prune: PrunePlan = with_progress(
+        plan_prune, path, keep_last=keep_last, keep_every=keep_every, keep=keep
+    )
+    going = bool(prune.deletions) and not dry_run
+    if not as_json:
+        _show(Printer(), prune)
+    if going and not yes:
+        _ask(len(prune.deletions))
+    if going:
+        carry_out(prune)
+    if as_json:
+        write_json(_document(path, prune, dry_run))
+    elif prune.deletions:
+        _show_end(Printer(), prune, dry_run)
+    return _code(path, prune)
+
+
+def _code(path: str, prune: PrunePlan) -> ExitCode:
+    if prune.newest_valid is not None:
+        return ExitCode.OK
+    if not prune.passed_over:
+        words, code = "no step files, so nothing to delete", ExitCode.FINDINGS
+    else:
+        words, code = "no step is valid, so nothing is deleted", ExitCode.FINDINGS
+    if any(judged.unchecked for judged in prune.passed_over):
+        code = ExitCode.COULD_NOT_FINISH
+    Printer(sys.stderr).line(f"ckpttool: {escape(path)}: {words}")
+    return code
+
+
+def _show(printer: Printer, prune: PrunePlan) -> None:
+    for judged in prune.passed_over:
+        name = escape(judged.file.name)
+        stays = printer.colour("stays, not counted", "warning")
+        printer.line(f"{stays}  {name}: {escape(judged.why())}")
+    for kept in prune.kept:
+        printer.line(f"stays   {escape(kept.file.name)}  ({', '.join(kept.reasons)})")
+    for action in prune.deletions:
+        goes = printer.colour("goes", "error")
+        printer.line(f"{goes}    {escape(action.file.name)}  {size_text(action.file.size)}")
+    if prune.deletions:
+        count = plural(len(prune.deletions), "file")
+        printer.line(f"{count} to delete, which frees {size_text(prune.frees)}")
+    elif prune.kept:
+        printer.line("nothing to delete")
+
+
+def _ask(count: int) -> None:
+    """Asks on the terminal; RefusedError for any answer but yes, or without a terminal."""
+    if not sys.stdin.isatty() or not sys.stderr.isatty():
+        raise RefusedError("not confirmed: there is no terminal to ask on; --yes deletes unasked")
+    sys.stdout.flush()
+    sys.stderr.write(f"delete {plural(count, 'file')}? [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise RefusedError("not confirmed: nothing was deleted")
+
+
+_OUTCOMES = {
+    "gone": "was gone already",
+    "changed": "has changed since it was verified, and stays",
+    "pointed-at": "is what the pointer names by now, and stays",
+}
+
+
+def _show_end(printer: Printer, prune: PrunePlan, dry_run: bool) -> None:
+    if dry_run:
+        printer.line("dry run: nothing was deleted")
+        return
+    for action in prune.deletions:
+        if action.outcome in _OUTCOMES:
+            printer.line(f"{escape(action.file.name)} {_OUTCOMES[action.outcome]}")
+    deleted = [action.file for action in prune.deletions if action.outcome == "deleted"]
+    freed = size_text(sum(file.size for file in deleted))
+    printer.line(f"{printer.colour('done', 'ok')}: {plural(len(deleted), 'file')} deleted, {freed}")
+
+
+def _document(path: str, prune: PrunePlan, dry_run: bool) -> dict[str, Any]:
+    return {
+        "path": path,
+        "dry_run": dry_run,
+        "newest_valid": prune.newest_valid and prune.newest_valid.step,
+        "delete": [action.as_dict() for action in prune.deletions],
+        "keep": [kept.as_dict() for kept in prune.kept],
+        "passed_over": [judged.as_dict() for judged in prune.passed_over],
+        "frees": prune.frees,
+        "done": bool(prune.deletions) and not dry_run,
+    }

@@ -1,0 +1,1 @@
+"""What things are: a checkpoint, a directory of them, the pointer, the training schema."""

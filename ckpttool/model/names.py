@@ -1,0 +1,38 @@
+"""Names on disk: step files, the pointer, temporaries. Shared by the tool and the training core."""
+
+from __future__ import annotations
+
+import re
+
+from ckpttool.io.durable import Temporary, parse_temporary_name, temporary_name
+
+__all__ = [
+    "POINTER_NAME",
+    "QUARANTINE_NAME",
+    "STEP_DIGITS",
+    "Temporary",
+    "parse_step_file_name",
+    "parse_temporary_name",
+    "step_file_name",
+    "temporary_name",
+]
+
+POINTER_NAME = "latest.json"
+QUARANTINE_NAME = ".quarantine"
+STEP_DIGITS = 12
+
+_STEP_FILE = re.compile(r"step_([0-9]+)\.pt\Z")
+
+
+def step_file_name(step: int) -> str:
+    """The name of a step file: `step_000000000004.pt` for 4. Raises ValueError below 0."""
+    if step < 0:
+        raise ValueError(f"a step cannot be negative: {step}")
+    return f"step_{step:0{STEP_DIGITS}d}.pt"
+
+
+def parse_step_file_name(name: str) -> int | None:
+    """The step in a step file's name, or None. Any width of ASCII digits counts (`step_4.pt`)."""
+    match = _STEP_FILE.match(name)
+    # A number of thousands of digits is nobody's step, and costly to convert.
+    return int(match[1]) if match and len(match[1]) <= 18 else None

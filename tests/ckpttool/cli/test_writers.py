@@ -1,0 +1,254 @@
+"""`fix-pointer`, `copy` and `prune` on the command line: plans, dry runs, questions, exit codes."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.ckpttool.cli.support import (
+    ROOT,
+    ckpttool,
+    ckpttool_json,
+    cut,
+    flip,
+    make_run,
+    names,
+    pointer_of,
+    write_step,
+)
+
+FIX = "fix-pointer"
+
+
+def snapshot(directory: Path) -> dict[str, bytes]:
+    return {str(p): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
+
+
+# fix-pointer
+
+
+def test_fix_pointer(tmp_path: Path) -> None:
+    make_run(tmp_path, 2, 4, 6, 8, pointer=2)
+    flip(tmp_path / "step_000000000008.pt")
+    before = snapshot(tmp_path)
+    dry = ckpttool(FIX, tmp_path, "--dry-run")
+    assert dry.returncode == 0
+    assert snapshot(tmp_path) == before
+    done = ckpttool(FIX, tmp_path)
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert lines[0] == "latest.json names step 2, step_000000000002.pt"
+    assert lines[1].startswith("step 8 passed over: step_000000000008.pt: FIL")
+    assert lines[2:] == ["plan:", "  write latest.json: step 6, step_000000000006.pt", "done"]
+    assert dry.stdout.splitlines() == [*lines[:-1], "dry run: nothing was changed"]
+    assert pointer_of(tmp_path)["step"] == 6
+    again = ckpttool(FIX, tmp_path)
+    assert again.returncode == 0
+    assert "right already" in again.stdout
+
+
+def test_fix_pointer_without_a_valid_step(tmp_path: Path) -> None:
+    make_run(tmp_path, 2)
+    cut(tmp_path / "step_000000000002.pt")
+    before = snapshot(tmp_path)
+    done = ckpttool(FIX, tmp_path)
+    assert done.returncode == 1
+    assert "no valid step" in done.stderr
+    assert snapshot(tmp_path) == before
+    assert ckpttool_json(FIX, tmp_path, code=1)["step"] is None
+    (tmp_path / "empty").mkdir()
+    assert ckpttool(FIX, tmp_path / "empty").returncode == 1
+    assert names(tmp_path / "empty") == []
+
+
+def test_fix_pointer_to_a_step(tmp_path: Path) -> None:
+    make_run(tmp_path, 2, 4, 6)
+    cut(tmp_path / "step_000000000002.pt")
+    assert ckpttool(FIX, tmp_path, "--step", "4").returncode == 0
+    assert pointer_of(tmp_path)["step"] == 4
+    for step in ("2", "3"):
+        done = ckpttool(FIX, tmp_path, "--step", step)
+        assert done.returncode == 4
+        assert done.stderr.count("\n") == 1
+    document = ckpttool_json(FIX, tmp_path, "--step", "2", code=4)
+    assert document["error"]["kind"] == "RefusedError"
+    assert pointer_of(tmp_path)["step"] == 4
+
+
+def test_fix_pointer_json(tmp_path: Path) -> None:
+    make_run(tmp_path, 2, 4, pointer=2)
+    dry = ckpttool_json(FIX, tmp_path, "--dry-run")
+    assert (dry["dry_run"], dry["done"], dry["step"]) == (True, False, 4)
+    assert pointer_of(tmp_path)["step"] == 2
+    document = ckpttool_json(FIX, tmp_path)
+    assert (document["done"], document["right_already"]) == (True, False)
+    assert document["plan"] == [
+        {
+            "action": "write-pointer",
+            "path": f"{tmp_path}/latest.json",
+            "step": 4,
+            "file": "step_000000000004.pt",
+        }
+    ]
+    assert ckpttool_json(FIX, tmp_path)["right_already"] is True
+
+
+def test_fix_pointer_on_a_full_disk(tmp_path: Path) -> None:
+    """A limit on file size stands for a full disk: the write fails half way."""
+    make_run(tmp_path, 2, 4, pointer=2)
+    before = snapshot(tmp_path)
+    script = f"ulimit -f 0; exec {sys.executable} -m ckpttool fix-pointer {tmp_path}"
+    done = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 3
+    assert "latest.json: cannot write: File too large" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert snapshot(tmp_path) == before
+
+
+# copy
+
+
+def test_copy(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", 2, 4)
+    done = ckpttool("copy", tmp_path / "run", f"{tmp_path}/new/", "--with-pointer", "--dry-run")
+    assert done.returncode == 0
+    assert names(tmp_path) == ["run"]
+    done = ckpttool("copy", tmp_path / "run", f"{tmp_path}/new/", "--with-pointer")
+    assert done.returncode == 0, done.stderr
+    assert names(tmp_path / "new") == ["latest.json", "step_000000000004.pt"]
+    assert ckpttool("verify", tmp_path / "new").returncode == 0
+    done = ckpttool("copy", tmp_path / "run", f"{tmp_path}/new/")
+    assert done.returncode == 4
+    assert "--force" in done.stderr
+    assert ckpttool("copy", tmp_path / "run", f"{tmp_path}/new/", "--force").returncode == 0
+
+
+def test_copy_json(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", 2)
+    document = ckpttool_json("copy", tmp_path / "run", tmp_path / "best.pt")
+    assert document["done"] is True
+    (action,) = document["plan"]
+    assert action["action"] == "copy-file"
+    assert action["size"] == (tmp_path / "best.pt").stat().st_size
+    ckpttool_json("copy", tmp_path / "run", tmp_path / "best.pt", code=4)
+    cut(tmp_path / "run" / "step_000000000002.pt")
+    assert ckpttool_json("copy", tmp_path / "run", tmp_path / "b.pt", code=1)["file"] is None
+
+
+def test_copy_to_a_full_disk(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", 2)
+    script = f"ulimit -f 0; exec {sys.executable} -m ckpttool copy {tmp_path}/run {tmp_path}/b.pt"
+    done = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 3
+    assert "b.pt: cannot write: File too large" in done.stderr
+    assert names(tmp_path) == ["run"]
+
+
+def test_copy_that_is_terminated(tmp_path: Path) -> None:
+    """SIGTERM in mid-copy, as a batch system sends it: no temporary is left behind."""
+    run = make_run(tmp_path / "run", 2)
+    with zipfile.ZipFile(run / "step_000000000002.pt", "a") as archive:
+        archive.writestr("archive/data/0", bytes(64 << 20))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ckpttool", "copy", str(run), f"{tmp_path}/to/"], cwd=ROOT
+    )
+    temporary = tmp_path / "to" / f".step_000000000002.pt.tmp-{process.pid}"
+    while process.poll() is None and not temporary.exists():
+        time.sleep(0.001)
+    process.terminate()
+    code = process.wait(60)
+    left = names(tmp_path / "to")
+    assert (code, left) in [(130, []), (0, ["step_000000000002.pt"])]
+
+
+# prune
+
+
+def test_prune_needs_a_yes(tmp_path: Path) -> None:
+    make_run(tmp_path, 1, 2, 3)
+    before = snapshot(tmp_path)
+    dry = ckpttool("prune", tmp_path, "--keep-last", "1", "--dry-run")
+    assert dry.returncode == 0
+    assert "2 files to delete, which frees" in dry.stdout
+    done = ckpttool("prune", tmp_path, "--keep-last", "1")
+    assert done.returncode == 4
+    assert "--yes" in done.stderr
+    document = ckpttool_json("prune", tmp_path, "--keep-last", "1", code=4)
+    assert document["error"]["kind"] == "RefusedError"
+    assert snapshot(tmp_path) == before
+    done = ckpttool("prune", tmp_path, "--keep-last", "1", "--yes")
+    assert done.returncode == 0
+    assert "done: 2 files deleted" in done.stdout
+    assert names(tmp_path) == ["latest.json", "step_000000000003.pt"]
+    done = ckpttool("prune", tmp_path, "--keep-last", "1")
+    assert done.returncode == 0
+    assert "nothing to delete" in done.stdout
+
+
+def test_prune_shows_why_each_file_stays(tmp_path: Path) -> None:
+    make_run(tmp_path, 1, 2, 3, 4, 5, 6, pointer=2)
+    flip(tmp_path / "step_000000000006.pt")
+    document = ckpttool_json(
+        "prune", tmp_path, "--keep-last", "1", "--keep-every", "3", "--keep", "1", "--dry-run"
+    )
+    assert document["newest_valid"] == 5
+    assert {item["step"]: item["reasons"] for item in document["keep"]} == {
+        1: ["asked for"],
+        2: ["the pointer names it"],
+        3: ["multiple of 3"],
+        5: ["newest valid step", "among the last 1"],
+    }
+    assert [item["step"] for item in document["delete"]] == [4]
+    assert [item["step"] for item in document["passed_over"]] == [6]
+
+
+def test_prune_without_a_valid_step(tmp_path: Path) -> None:
+    make_run(tmp_path, 1, 2)
+    for path in tmp_path.glob("*.pt"):
+        cut(path)
+    before = snapshot(tmp_path)
+    done = ckpttool("prune", tmp_path, "--keep-last", "1", "--yes")
+    assert done.returncode == 1
+    assert "no step is valid, so nothing is deleted" in done.stderr
+    assert snapshot(tmp_path) == before
+
+
+def test_prune_wants_a_directory(tmp_path: Path) -> None:
+    path = write_step(tmp_path, 2)
+    assert ckpttool("prune", path, "--keep-last", "1", "--yes").returncode == 3
+    assert path.exists()
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "left"), [(b"y\n", 0, 1), (b"\n", 4, 3), (b"\x04", 4, 3)]
+)
+def test_prune_asks_on_a_terminal(tmp_path: Path, answer: bytes, code: int, left: int) -> None:
+    make_run(tmp_path, 1, 2, 3)
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ckpttool", "prune", str(tmp_path), "--keep-last", "1"],
+        cwd=ROOT,
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+    )
+    os.close(slave)
+    shown = b""
+    while b"delete 2 files? [y/N]" not in shown:
+        shown += os.read(master, 1000)
+    os.write(master, answer)
+    while True:
+        try:
+            os.read(master, 1000)
+        except OSError:  # the other side is closed
+            break
+    assert process.wait(30) == code
+    os.close(master)
+    assert len(list(tmp_path.glob("*.pt"))) == left
