@@ -1,0 +1,41 @@
+"""A small PyTorch training core that trains, writes checkpoints, and resumes from them."""
+
+from __future__ import annotations
+
+try:
+    import torch as _torch  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ImportError("trainer_core needs torch: pip install 'ckpttool[train]'") from None
+
+from trainer_core.atomic import atomic_json_dump, atomic_torch_save
+from trainer_core.callbacks import Callback
+from trainer_core.checkpoint import CheckpointManager, CheckpointWarning, TrustWarning
+from trainer_core.coordinator import SyncCoordinator
+from trainer_core.precision import PrecisionPlan, resolve_precision
+from trainer_core.resume import ResumeWarning
+from trainer_core.rng import capture_rng_state, restore_rng_state
+from trainer_core.state import CheckpointError, build_checkpoint, check_checkpoint, redact
+from trainer_core.trainer import Trainer, TrainResult
+
+__all__ = [
+    "Callback",
+    "CheckpointError",
+    "CheckpointManager",
+    "CheckpointWarning",
+    "PrecisionPlan",
+    "ResumeWarning",
+    "SyncCoordinator",
+    "TrainResult",
+    "Trainer",
+    "TrustWarning",
+    "atomic_json_dump",
+    "atomic_torch_save",
+    "build_checkpoint",
+    "capture_rng_state",
+    "check_checkpoint",
+    "redact",
+    "resolve_precision",
+    "restore_rng_state",
+]
