@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Trains, loses the machine between two writes, finds out what happened, mends it, and trains on.
+#
+# Each command is shown as you would type it, with its exit status. The demo fails when a status or
+# the pointer is not what it should be. DEMO_DIR (default: demo-run) is made anew.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+[[ ${VENV:-.venv} == /* ]] && venv=$VENV || venv=$PWD/${VENV:-.venv}
+export PATH="$venv/bin:$PATH"
+run=${DEMO_DIR:-demo-run}
+
+say() { printf '\n# %s\n' "$*"; }
+
+# expect STATUS COMMAND…: shows the command, runs it, shows its status, stops if it is another one.
+expect() {
+    local want=$1 status=0
+    shift
+    printf '\n$ %s\n' "$*"
+    "$@" || status=$?
+    printf '[exit %d]\n' "$status"
+    if ((status != want)); then
+        echo "demo: expected exit $want" >&2
+        exit 1
+    fi
+}
+
+pointer_is() {
+    if ! grep -q "\"step\": *$1[,}]" <(tr -d '\n' <"$run/latest.json"); then
+        echo "demo: the pointer should name step $1: $(cat "$run/latest.json")" >&2
+        exit 1
+    fi
+}
+
+rm -rf "$run"
+say "A training run. The machine dies after step 60 is written, before the pointer moves (SIGKILL)."
+expect 137 python -m trainer_core.demo "$run" --steps 100 --every 20 --crash-after-save 60
+pointer_is 40
+
+say "What is there? Newer work than the pointer says."
+expect 1 ckpttool inspect "$run"
+
+say "Which of it can be trusted?"
+expect 1 ckpttool verify "$run"
+
+say "Mend the pointer: it moves to the newest step that is proven good."
+expect 0 ckpttool fix-pointer "$run"
+pointer_is 60
+expect 0 ckpttool verify "$run"
+
+say "Train on from there, to the end."
+expect 0 python -m trainer_core.demo "$run" --steps 100 --every 20 --resume
+pointer_is 100
+expect 0 ckpttool verify "$run"
+expect 0 ckpttool latest "$run"
+
+printf '\ndemo: the pointer was behind, was mended, and training went on to its end.\n'
