@@ -7,7 +7,9 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
-    raise ImportError("trainer_core needs torch: pip install 'ckpttool[train]'") from None
+    # Under this package's own name, so that `python -m trainer_core.demo` ends in one line as well.
+    words = "trainer_core needs torch: pip install 'ckpttool[train]'"
+    raise ImportError(words, name=__name__) from None
 
 from trainer_core.atomic import atomic_json_dump, atomic_torch_save
 from trainer_core.callbacks import Callback

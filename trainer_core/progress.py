@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -184,6 +185,14 @@ def _bar(stream: TextIO, start: int, target: int) -> Any:
         initial=start,
         unit="step",
         file=stream,
-        dynamic_ncols=True,
+        **({"dynamic_ncols": True} if _has_width(stream) else {"ncols": 80, "nrows": 20}),
         bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]",
     )
+
+
+def _has_width(stream: TextIO) -> bool:
+    """Whether the terminal says how wide it is; to one that says 0, tqdm would show nothing."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns > 0
+    except (OSError, ValueError):
+        return False

@@ -438,6 +438,7 @@ def test_an_iterator_that_ends_early_ends_the_fit_and_says_so(
     one = trainer(
         iter(batches(7)), accumulation_steps=2, checkpoint_manager=manager, save_final=True
     )
+    torch.manual_seed(0)
     result = one.fit(10)
     assert (result.steps, result.samples) == (3, 24)
     assert "ended after step 3, before step 10" in caplog.text
@@ -450,7 +451,7 @@ def test_an_iterator_that_ends_early_ends_the_fit_and_says_so(
     whole = trainer(iter(batches(6)), accumulation_steps=2)
     torch.manual_seed(0)
     whole.fit(3)
-    assert whole.step == one.step
+    assert_equal(one.model, whole.model)
 
 
 class Once(IterableDataset[Any]):
@@ -825,7 +826,7 @@ def test_records_stay_few_in_a_long_run() -> None:
     assert all(record["loss"] == record["step"] for record in progress.records)
 
 
-def test_losses_of_mixed_dtypes_and_reused_memory() -> None:
+def test_losses_are_right_where_a_model_reuses_their_memory() -> None:
     buffer = torch.zeros(())  # as a captured CUDA graph does, each step writes to the same memory
 
     class Reuses(torch.autograd.Function):
