@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ckpttool.checks.base import FileCheck, FileSubject, few, plural
+from ckpttool.checks.base import FileCheck, FileSubject, few, plural, quoted
 from ckpttool.findings import Finding, Place, Severity
 from ckpttool.formats.anomaly import Anomaly
 
@@ -199,12 +199,17 @@ class NotACheckpoint(ContainerCheck):
     def words(cls, subject: FileSubject, anomaly: Anomaly) -> str:
         words = f"not a checkpoint but {anomaly.facts.get('words', subject.checkpoint.words)}"
         oid = subject.checkpoint.facts.get("oid")
-        return f"{words}, SHA-256 {oid}" if oid else words
+        words = f"{words}, SHA-256 {oid}" if oid else words
+        found = anomaly.facts.get("found")
+        return f"{words}; that file is here: {found}" if found else words
 
     @classmethod
     def judge(cls, subject: FileSubject, anomaly: Anomaly) -> Finding:
-        lfs = anomaly.facts.get("kind") == "git-lfs-pointer"
-        remedy = "git lfs pull" if lfs else None
+        remedy = None
+        if anomaly.facts.get("kind") == "git-lfs-pointer":
+            found = anomaly.facts.get("found")
+            here = f"cp -- {quoted(str(found))} {quoted(subject.path)}"
+            remedy = here if found else "git lfs pull"
         words = cls.words(subject, anomaly)
         return cls.finding(subject.place(), words, remedy, **_plain(anomaly))
 
@@ -569,6 +574,13 @@ class PickleMalformed(ContainerCheck):
     mends = "Resume from another step, or copy the file again."
 
     @classmethod
+    def look(cls, subject: FileSubject) -> Iterator[Finding]:
+        said = is_cut(subject) or any(subject.seen("other-kind"))
+        for anomaly in subject.seen(*cls.codes):
+            if anomaly.code != "pickle-missing" or not said:
+                yield cls.judge(subject, anomaly)
+
+    @classmethod
     def words(cls, subject: FileSubject, anomaly: Anomaly) -> str:
         reason = anomaly.facts.get("reason")
         what = anomaly.record or "the pickle"
@@ -600,7 +612,10 @@ class ChangedWhileRead(ContainerCheck):
     id = "FIL125"
     codes = ("changed",)
     title = "The file changed while it was read"
-    meaning = "Its size, time or identity is not the same after reading as before."
+    meaning = (
+        "Its size, time or identity is not the same after reading as before. A warning where it was"
+        " removed after it was listed, as a running trainer does with old steps."
+    )
     why = "A writer is at work; what was found may be half old and half new."
     mends = "Verify again when the writer is done."
     by_sibling = False
@@ -609,6 +624,12 @@ class ChangedWhileRead(ContainerCheck):
     def judge(cls, subject: FileSubject, anomaly: Anomaly) -> Finding:
         words = "the file changed or was replaced while it was read"
         return cls.finding(subject.place(), words, "verify again")
+
+    @classmethod
+    def gone(cls, path: str) -> Finding:
+        """The finding for a file that is no longer there when it is opened."""
+        words = "the file was removed after it was listed"
+        return cls.finding(Place(path), words, "verify again", severity=Severity.WARNING)
 
 
 class NoChecksumsInFormat(ContainerCheck):

@@ -33,7 +33,7 @@ def words(container: Container, tensor: TensorRef, size: int, parts: int) -> Ite
     if any(extent == 0 for extent, _ in dimensions):
         return
     dimensions.sort(key=lambda item: -item[1])
-    yield from _Source(container, tensor, size, parts).block(_start(tensor), dimensions)
+    yield from _Source(container, tensor, size, parts).block(tensor.offset, dimensions)
 
 
 def repeats(tensor: TensorRef) -> int:
@@ -48,13 +48,6 @@ def repeats(tensor: TensorRef) -> int:
 def _distinct(tensor: TensorRef) -> list[Dimension]:
     pairs = zip(tensor.shape or (), tensor.stride or (), strict=True)
     return [(extent, stride) for extent, stride in pairs if extent != 1 and stride != 0]
-
-
-def _start(tensor: TensorRef) -> int:
-    """The tensor's first element; legacy files hold views of storages, which begin inside."""
-    view = tensor.value.storage.view if tensor.value.storage is not None else None
-    start = view[1] if isinstance(view, tuple) and len(view) == 3 else 0
-    return tensor.offset + (start if isinstance(start, int) else 0)
 
 
 def _is_dense(dimensions: list[Dimension]) -> bool:

@@ -59,9 +59,11 @@ def examine(path: str, step: int | None, depth: Depth, workers: Workers) -> Resu
             subject = _measure(path, step, checkpoint, depth, workers)
             return judge(subject, depth)
     except UnreadableError as error:
-        finding = container_checks.Unreadable.at(path, error.reason)
+        finding, state = container_checks.Unreadable.at(path, error.reason), "unreadable"
+        if not os.path.lexists(path):
+            finding, state = container_checks.ChangedWhileRead.gone(path), "changing"
         name = os.path.basename(path)
-        verdict = FileVerdict(step, name, path, size, "unreadable", "not reached")
+        verdict = FileVerdict(step, name, path, size, state, "not reached")
         return Result(verdict, [finding], None)
     finally:
         # Headers and padding were not counted one by one, nor what a quick look left out.
@@ -77,7 +79,7 @@ def _measure(
     tree = checkpoint.tree if checkpoint.readable else None
     subject = FileSubject(path, checkpoint, training_facts(tree), step, mode)
     subject.anomalies.extend(checkpoint.anomalies)
-    subject.anomalies.extend(kind_anomalies(checkpoint))
+    subject.anomalies.extend(kind_anomalies(checkpoint, search=not depth.quick))
     if checkpoint.container is not None:
         subject.anomalies.extend(_measure_container(subject, checkpoint, depth, workers))
     if checkpoint.readable and (step is not None or subject.facts.follows_schema):
@@ -87,16 +89,37 @@ def _measure(
     return subject
 
 
-def kind_anomalies(checkpoint: Checkpoint) -> Iterator[Anomaly]:
-    """What the kind of a file alone says about it."""
+def kind_anomalies(checkpoint: Checkpoint, *, search: bool = False) -> Iterator[Anomaly]:
+    """What the kind of a file alone says about it.
+
+    With `search`, the file that a git-LFS pointer stands for is looked for on this machine.
+    """
     if checkpoint.kind == "empty":
         yield Anomaly("empty")
     elif checkpoint.kind == "zeros":
         yield Anomaly("all-zero")
-    elif checkpoint.kind not in _CHECKPOINT_KINDS:
-        yield Anomaly("other-kind", kind=checkpoint.kind, words=checkpoint.words)
+    elif checkpoint.kind not in _CHECKPOINT_KINDS or _is_other_zip(checkpoint):
+        facts = {"kind": checkpoint.kind, "words": checkpoint.words}
+        if search and (found := _lfs_object(checkpoint)):
+            facts["found"] = found
+        yield Anomaly("other-kind", **facts)
     elif checkpoint.kind.startswith("torch-legacy"):
         yield Anomaly("no-checksums")
+
+
+def _is_other_zip(checkpoint: Checkpoint) -> bool:
+    """A whole zip without torch's records; a cut one may have been torch's."""
+    cut = any(anomaly.code == "no-end-record" for anomaly in checkpoint.anomalies)
+    return checkpoint.kind == "zip" and not cut
+
+
+def _lfs_object(checkpoint: Checkpoint) -> str | None:
+    oid, size = checkpoint.facts.get("oid"), checkpoint.facts.get("size")
+    if checkpoint.kind != "git-lfs-pointer" or not isinstance(size, int):
+        return None
+    from ckpttool.checks.lfs import find_object
+
+    return find_object(checkpoint.path, str(oid), size)
 
 
 def _measure_container(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ckpttool.model.checkpoint import Checkpoint
 
 MAIN = "data.pkl"
-# A pickle that hides needs few bytes to do harm, and one that is longer says so in its first ones.
+# Of a longer record the beginning is looked at: a pickle that hides needs few bytes to do harm.
 _LONGEST_LOOK = 16 << 20
 
 
@@ -48,7 +48,20 @@ def _pickle_in(container: Container, record: Record) -> PickleResult | None:
     from ckpttool.formats.static_pickle import read_pickle
 
     try:
-        content = container.read(record, limit=_LONGEST_LOOK)
+        content = _beginning(container, record)
     except FormatError:
         return None  # what cannot be read is a finding of its own
     return read_pickle(content, limits=container.limits) if content else None
+
+
+def _beginning(container: Container, record: Record) -> bytes:
+    if record.size <= _LONGEST_LOOK:
+        return container.read(record)
+    parts: list[bytes] = []
+    length = 0
+    for chunk in container.chunks(record):
+        parts.append(bytes(chunk))
+        length += len(chunk)
+        if length >= _LONGEST_LOOK:
+            break
+    return b"".join(parts)

@@ -88,8 +88,11 @@ class BenignGlobals(FileCheck):
 class RefusedProtocol(FileCheck):
     id = "TRU104"
     severity = Severity.INFO
-    title = "torch.load refuses its pickle protocol"
-    meaning = "The pickle uses opcodes that `weights_only=True` does not take: it wants protocol 2."
+    title = "torch.load refuses its pickle protocol or format"
+    meaning = (
+        "The pickle uses opcodes that `weights_only=True` does not take (it wants protocol 2), or"
+        " the file is a tar of torch before 0.1.10."
+    )
     why = "It loads only with `weights_only=False`, which lets a file run code."
     mends = (
         "Nothing has to be done if you trust it; a new save with torch's default protocol mends it."
@@ -101,6 +104,9 @@ class RefusedProtocol(FileCheck):
             opcodes = [str(name) for name in anomaly.facts.get("opcodes", ())]
             words = f"torch.load(weights_only=True) does not take its opcodes: {few(opcodes)}"
             yield cls.finding(subject.place(anomaly.record), words, opcodes=opcodes)
+        if subject.checkpoint.kind == "torch-legacy-tar":
+            words = "torch.load(weights_only=True) does not take the legacy tar format"
+            yield cls.finding(subject.place(), words)
 
 
 class PickleTrailing(FileCheck):
@@ -209,6 +215,9 @@ class WritableByOthers(FileCheck):
         mode = subject.directory.mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             yield cls.at(subject.directory.path, "everybody may add and replace files here")
+        pointer = subject.directory.pointer
+        if pointer.mode is not None and pointer.mode & stat.S_IWOTH:
+            yield cls.at(pointer.path, "everybody may make the pointer name another file")
 
     @classmethod
     def at(cls, path: str, words: str) -> Finding:
@@ -274,9 +283,12 @@ class NestedPickle(FileCheck):
             return
         names = sorted({str(name) for item in inside for name in item.facts.get("dangerous", ())})
         words = f"loading it loads {plural(len(inside), 'pickle')} more from inside itself"
+        unread = any(not item.facts.get("readable", True) for item in inside)
         if names:
             words += f", which would run code: {few(names)}"
-        severity = Severity.ERROR if names else None
+        elif unread:
+            words += ", which cannot be read here and so not be judged"
+        severity = Severity.ERROR if names or unread else None
         facts = {"count": len(inside), "dangerous": names[:_MOST]}
         place = subject.place(inside[0].record)
         yield cls.finding(place, words, _DO_NOT_LOAD, severity=severity, **facts)

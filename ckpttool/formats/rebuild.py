@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ckpttool.formats.dtypes import BITS, STORAGE_DTYPES
+from ckpttool.formats.keys import KeyGuard
 from ckpttool.formats.values import (
     GlobalRef,
     NumpyArray,
@@ -28,6 +29,9 @@ from ckpttool.formats.values import (
 Rebuild = Callable[..., Any]
 
 _INTS = {int}
+# torch itself has at most 64; what has more is nothing to spend time on.
+_MOST_DIMENSIONS = 256
+_BEYOND = 1 << 63
 
 
 class TorchSize(tuple[Any, ...]):
@@ -40,16 +44,26 @@ def _dtype_name(value: Any) -> str:
     """The short name of a `torch.float32`-like global."""
     if isinstance(value, GlobalRef) and value.module == "torch" and value.name in BITS:
         return value.name
-    raise ValueError(f"not a torch dtype: {value!r}")
+    raise ValueError(f"not a torch dtype: {type(value).__name__}")
 
 
 def _check_extent(offset: Any, shape: Any, stride: Any) -> None:
     """Offset, shape and stride must be plain integers, in tuples of one length."""
+    if len(shape) != len(stride) or len(shape) > _MOST_DIMENSIONS:
+        raise ValueError("shape and stride must have the same few dimensions")
     kinds = {type(offset), *map(type, shape), *map(type, stride)}
-    if kinds != _INTS or len(shape) != len(stride) or offset < 0:
+    if kinds != _INTS or not 0 <= offset < _BEYOND:
         raise ValueError("offset, shape and stride must be integers")
-    if shape and (min(shape) < 0 or min(stride) < 0):
-        raise ValueError("negative shape or stride")
+    if shape and (min(*shape, *stride) < 0 or max(*shape, *stride) >= _BEYOND):
+        raise ValueError("negative or impossible shape or stride")
+
+
+def _view_start(view: Any) -> int:
+    """Where a view of a storage begins in it: (key, offset, numel), in elements."""
+    _, start, _ = view
+    if type(start) is not int or not 0 <= start < _BEYOND:
+        raise ValueError("no view of a storage")
+    return start
 
 
 def _tensor(storage: Any, offset: Any, shape: Any, stride: Any) -> TensorValue:
@@ -70,6 +84,8 @@ def _tensor_v2(
     if type(storage) is not StorageRef:
         raise ValueError("no storage")
     _check_extent(offset, shape, stride)
+    if storage.view is not None:
+        offset += _view_start(storage.view)
     tensor = TensorValue(
         storage, offset, tuple(shape), tuple(stride), bool(requires_grad), storage.dtype
     )
@@ -98,7 +114,9 @@ def _quantizer(parameters: tuple[Any, ...]) -> dict[str, Any]:
     names = ("scheme", "scale", "zero_point", "axis")
     facts = dict(zip(names, parameters, strict=False))
     scheme = facts["scheme"]
-    facts["scheme"] = scheme.name if isinstance(scheme, GlobalRef) else str(scheme)
+    if not isinstance(scheme, GlobalRef):
+        raise ValueError("no quantization scheme")
+    facts["scheme"] = scheme.name
     return facts
 
 
@@ -110,6 +128,7 @@ def _qtensor(
     tensor.layout = "quantized"
     facts = _quantizer(quantizer)
     tensor.parts = {name: v for name, v in facts.items() if isinstance(v, TensorValue)}
+    _check_parts(tensor.parts)
     tensor.extra = {"quantizer": facts}
     return tensor
 
@@ -142,14 +161,21 @@ def _sparse(layout: Any, data: Any) -> TensorValue:
         first, second = _COMPRESSED[name]
         parts = {first: data[0], second: data[1], "values": data[2]}
         shape = data[3]
+    _check_extent(0, shape, shape)
     return _composed(name, parts, tuple(shape), parts["values"])
+
+
+def _check_parts(parts: dict[str, Any]) -> None:
+    """Each must be a plain tensor: no file can build a tower of parts of parts."""
+    for part in parts.values():
+        if not isinstance(part, TensorValue) or part.parts:
+            raise ValueError("not built from plain tensors")
 
 
 def _composed(
     layout: str, parts: dict[str, Any], shape: tuple[int, ...] | None, values: Any
 ) -> TensorValue:
-    if not all(isinstance(part, TensorValue) for part in parts.values()):
-        raise ValueError("not built from tensors")
+    _check_parts(parts)
     grad = bool(values.requires_grad)
     return TensorValue(None, 0, shape, None, grad, values.dtype, layout, parts)
 
@@ -190,7 +216,9 @@ def _wrapper(
 ) -> TensorValue:
     """torch._utils._rebuild_wrapper_subclass: a tensor without bytes of its own."""
     _check_extent(offset, shape, stride)
-    subclass = {"subclass": kind.path if isinstance(kind, GlobalRef) else str(kind)}
+    if not isinstance(kind, GlobalRef):
+        raise ValueError("no class")
+    subclass = {"subclass": kind.path}
     name = _dtype_name(dtype)
     return TensorValue(
         None, 0, tuple(shape), tuple(stride), bool(grad), name, "wrapper", extra=subclass
@@ -204,18 +232,24 @@ def _meta(dtype: Any, shape: Any, stride: Any, requires_grad: Any) -> TensorValu
     return TensorValue(None, 0, tuple(shape), tuple(stride), grad, _dtype_name(dtype), "meta")
 
 
+def _device_text(device: Any) -> str:
+    if not isinstance(device, str):
+        raise ValueError("no device")
+    return device
+
+
 def _from_cpu(data: Any, dtype: Any, device: Any, requires_grad: Any) -> Any:
     """torch._utils._rebuild_device_tensor_from_cpu_tensor."""
     if not isinstance(data, TensorValue):
         raise ValueError("no tensor")
-    return data.with_extra(device=str(device), cast=_dtype_name(dtype))
+    return data.with_extra(device=_device_text(device), cast=_dtype_name(dtype))
 
 
 def _from_numpy(data: Any, dtype: Any, device: Any, requires_grad: Any) -> TensorValue:
     """torch._utils._rebuild_device_tensor_from_numpy: the values lie in the pickle itself."""
     if not isinstance(data, NumpyArray):
         raise ValueError("no array")
-    extra = {"device": str(device), "array": data}
+    extra = {"device": _device_text(device), "array": data}
     name = _dtype_name(dtype)
     return TensorValue(None, 0, data.shape, None, bool(requires_grad), name, "numpy", extra=extra)
 
@@ -236,10 +270,28 @@ def _items(*args: Any) -> list[Any]:
     if len(args) > 1 or (args and not isinstance(args[0], (list, tuple, set, frozenset))):
         raise ValueError("not one collection")
     items = list(args[0]) if args else []
-    # Only leaves: hashing what is nested could recurse as deep as the file likes.
-    if any(isinstance(item, (tuple, frozenset)) for item in items):
-        raise ValueError("nested members")
+    KeyGuard().check(items, items)
     return items
+
+
+def _set(*args: Any) -> set[Any]:
+    return set(_items(*args))
+
+
+def _frozenset(*args: Any) -> frozenset[Any]:
+    return frozenset(_items(*args))
+
+
+def _size(shape: Any = ()) -> TorchSize:
+    """torch.Size((2, 3))."""
+    if not isinstance(shape, (list, tuple)):
+        raise ValueError("no shape")
+    return TorchSize(shape)
+
+
+def _empty_bytes() -> bytes:
+    """bytes(): how protocols 0 to 2 spell bytes of no length."""
+    return b""
 
 
 def _bytearray(*args: Any) -> bytearray:
@@ -258,7 +310,9 @@ def _complex(*args: Any) -> complex:
 
 
 def _numpy_dtype(spec: Any, align: Any = False, copy: Any = True) -> NumpyDtype:
-    """numpy.dtype('f8', align, copy); its byte order follows by BUILD."""
+    """numpy.dtype('f8', align, copy), or of a class; its byte order follows by BUILD."""
+    if isinstance(spec, GlobalRef):
+        spec = spec.path  # numpy.record
     if not isinstance(spec, str) or len(spec) > 64:
         raise ValueError("no dtype")
     return NumpyDtype(spec)
@@ -288,18 +342,22 @@ def _numpy_scalar(dtype: Any, data: Any = None) -> NumpyScalar:
 def build_numpy_array(array: NumpyArray, state: Any) -> None:
     """BUILD on an array: (version, shape, dtype, fortran order, data)."""
     _, shape, dtype, fortran, data = state
-    if not all(type(extent) is int and extent >= 0 for extent in shape):
-        raise ValueError("no shape")
+    _check_extent(0, shape, shape)
     array.shape, array.dtype, array.data = tuple(shape), dtype, data
     array.fortran_order = bool(fortran)
 
 
+_MOST_DTYPE_STATE = 16
+
+
 def build_numpy_dtype(dtype: NumpyDtype, state: Any) -> None:
     """BUILD on a dtype: (version, byte order, subdtype, names, fields, size, alignment, flags…)."""
+    if not isinstance(state, tuple) or not 2 <= len(state) <= _MOST_DTYPE_STATE:
+        raise ValueError("no state of a dtype")
     order = state[1]
-    if order in ("<", ">", "|"):
+    if order in ("<", ">", "|") and "." not in dtype.spec:
         dtype.spec = order + dtype.spec.lstrip("<>|=")
-    dtype.state = tuple(state)
+    dtype.state = state
 
 
 _UTILS: dict[str, Rebuild] = {
@@ -323,13 +381,14 @@ REBUILDERS: dict[tuple[str, str], Rebuild] = {
     ("torch._tensor", "_rebuild_from_type"): _from_type,
     ("torch._tensor", "_rebuild_from_type_v2"): _from_type,
     ("torch.tensor", "_rebuild_from_type"): _from_type,
-    ("torch", "Size"): lambda shape=(): TorchSize(shape),
+    ("torch", "Size"): _size,
     ("collections", "OrderedDict"): _ordered,
     ("_codecs", "encode"): _bytes_of_text,
-    **{(m, "set"): lambda *a: set(_items(*a)) for m in ("builtins", "__builtin__")},
-    **{(m, "frozenset"): lambda *a: frozenset(_items(*a)) for m in ("builtins", "__builtin__")},
+    **{(m, "set"): _set for m in ("builtins", "__builtin__")},
+    **{(m, "frozenset"): _frozenset for m in ("builtins", "__builtin__")},
     **{(m, "bytearray"): _bytearray for m in ("builtins", "__builtin__")},
     **{(m, "complex"): _complex for m in ("builtins", "__builtin__")},
+    **{(m, "bytes"): _empty_bytes for m in ("builtins", "__builtin__")},
     ("numpy", "dtype"): _numpy_dtype,
     **{
         (module, name): function
@@ -337,6 +396,12 @@ REBUILDERS: dict[tuple[str, str], Rebuild] = {
         for name, function in (("_reconstruct", _numpy_array), ("scalar", _numpy_scalar))
     },
 }
+
+
+# These copy what they are given, so that the reader has to count it.
+COPIERS: frozenset[Rebuild] = frozenset(
+    (_size, _ordered, _bytes_of_text, _set, _frozenset, _bytearray)
+)
 
 
 def storage_from_persistent_id(pid: Any) -> Any:
@@ -353,6 +418,8 @@ def storage_from_persistent_id(pid: Any) -> Any:
     if tag != "storage" or not isinstance(kind, GlobalRef) or len(pid) > 6:
         raise ValueError("an unknown persistent id")
     dtype = STORAGE_DTYPES.get(kind.name)
+    if type(numel) is int and not 0 <= numel < _BEYOND:
+        raise ValueError("an impossible number of elements")
     if dtype is None or type(key) is not str or type(numel) is not int or type(device) is not str:
         raise ValueError(f"not a storage: {kind.path}")
     return StorageRef(dtype, key, device, numel, pid[5] if len(pid) == 6 else None)

@@ -15,6 +15,7 @@ rare ones are functions in `_RARE`.
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Callable
 from itertools import repeat
 from struct import Struct
@@ -22,9 +23,12 @@ from struct import error as struct_error
 from typing import Any
 
 from ckpttool.errors import FormatError, LimitError, PickleError
+from ckpttool.formats.budget import CopyBudget
 from ckpttool.formats.collecting import paused_collection
+from ckpttool.formats.keys import KeyGuard
 from ckpttool.formats.limits import DEFAULT_LIMITS, ReaderLimits
 from ckpttool.formats.rebuild import (
+    COPIERS,
     REBUILDERS,
     build_numpy_array,
     build_numpy_dtype,
@@ -46,9 +50,8 @@ _I4 = Struct("<i").unpack_from
 _U8 = Struct("<Q").unpack_from
 _F8 = Struct(">d").unpack_from
 
-# Keys of these types hash in constant depth; others are looked at before they are hashed.
-_PLAIN_KEYS = frozenset({str, int, bool, float, bytes, type(None)})
-_MAX_KEY_DEPTH = 16
+_ESCAPE = re.compile(rb"\\([0-7]{1,3}|.)", re.DOTALL)
+_MOST_MALFORMED = 1000
 HIGHEST_PROTOCOL = 5
 
 
@@ -111,7 +114,7 @@ def read_pickle(
 class _Machine:
     """The state of one reading: memo, stack of stacks, and the result being gathered."""
 
-    __slots__ = ("data", "limits", "memo", "metastack", "persistent", "result")
+    __slots__ = ("budget", "data", "keys", "limits", "memo", "metastack", "persistent", "result")
 
     def __init__(self, data: bytes, limits: ReaderLimits, persistent: Callable[[Any], Any]) -> None:
         self.data = data
@@ -119,6 +122,8 @@ class _Machine:
         self.persistent = persistent
         self.memo = Memo()
         self.metastack: list[list[Any]] = []
+        self.keys = KeyGuard()
+        self.budget = CopyBudget(len(data))
         self.result = PickleResult()
 
     def run(self, start: int) -> None:
@@ -140,7 +145,8 @@ class _Machine:
             )
         except KeyError as error:
             self.result.error = PickleError(
-                f"refers to memo entry {error}, which was never set", position=self.result.end
+                f"refers to memo entry {_one_line(error)}, which was never set",
+                position=self.result.end,
             )
         except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             self.result.error = PickleError(
@@ -156,6 +162,7 @@ class _Machine:
         u4, rare, memo_limit = _U4, _RARE, self.limits.memo_entries
         rebuild_v2 = REBUILDERS["torch._utils", "_rebuild_tensor_v2"]
         tensors = TensorRun(data, memo, memo_limit)
+        usual = self.persistent is storage_from_persistent_id
         size = len(data)
         highest = 0xFF  # memo index; BINPUT has the ones up to here
         stack: list[Any] = []
@@ -188,6 +195,7 @@ class _Machine:
                         stack
                         and data[pos] == 0x28
                         and getattr(stack[-1], "rebuild", 0) is rebuild_v2
+                        and usual
                         and not memo.closed
                     ):
                         stride = tensors.read(pos, highest)
@@ -206,6 +214,8 @@ class _Machine:
                     if type(target) is GlobalRef and target.rebuild is not None:
                         try:
                             stack[-1] = target.rebuild(*args)
+                        except LimitError:
+                            raise
                         except Exception as error:
                             stack[-1] = self._malformed_call(target, args, error)
                     else:
@@ -253,7 +263,11 @@ class _Machine:
                 elif op == 0x94:  # MEMOIZE
                     if not memo.closed:
                         memo.close()
-                    memo[len(memo)] = stack[-1]
+                        self.result.refused_opcodes.add("MEMOIZE")
+                    index = len(memo)
+                    if index > memo_limit:
+                        raise LimitError("too many memo entries", limit="memo_entries")
+                    memo[index] = stack[-1]
                 elif op == 0x8C:  # SHORT_BINUNICODE
                     end = pos + 1 + data[pos]
                     if end > size:
@@ -264,10 +278,10 @@ class _Machine:
                 elif op == 0x75:  # SETITEMS
                     items = stack
                     stack = metastack.pop()
-                    _set_items(stack[-1], items)
+                    _set_items(stack[-1], items, self.keys)
                 elif op == 0x73:  # SETITEM
                     last, key = stack.pop(), stack.pop()
-                    _set_items(stack[-1], [key, last])
+                    _set_items(stack[-1], [key, last], self.keys)
                 elif op == 0x65:  # APPENDS
                     items = stack
                     stack = metastack.pop()
@@ -294,7 +308,10 @@ class _Machine:
         path = f"{module}.{name}"
         known = self.result.globals.get(path)
         if known is None or known.module != module:
-            known = GlobalRef(module, name, REBUILDERS.get((module, name)))
+            rebuild = REBUILDERS.get((module, name))
+            if rebuild in COPIERS:
+                rebuild = self.budget.metered(rebuild)
+            known = GlobalRef(module, name, rebuild)
             self.result.globals[path] = known
         return known
 
@@ -307,13 +324,25 @@ class _Machine:
         if isinstance(target, GlobalRef):
             self.result.called.add(target.path)
             if target.path == "torch.storage._load_from_bytes" and len(args) == 1:
-                self.result.nested.append(_as_bytes(args[0]))
+                self.result.nested.append(self._as_bytes(args[0]))
         else:
             self.result.computed_calls += 1
         return Opaque(target, args, opcode=opcode, kwargs=kwargs)
 
+    def _as_bytes(self, value: Any) -> bytes:
+        if not isinstance(value, (bytes, bytearray)):
+            return b""
+        self.budget.spend((value,))
+        return bytes(value)
+
+    def _note_malformed(self, path: str, error: Exception) -> None:
+        if len(self.result.malformed_calls) < _MOST_MALFORMED:
+            self.result.malformed_calls.append((path, _one_line(error)))
+
     def _malformed_call(self, target: GlobalRef, args: Any, error: Exception) -> Any:
-        self.result.malformed_calls.append((target.path, _one_line(error)))
+        self._note_malformed(target.path, error)
+        if isinstance(args, tuple):
+            self.budget.spend(args)
         return self.call(target, args, "REDUCE")
 
     def persist(self, pid: Any) -> Any:
@@ -321,7 +350,7 @@ class _Machine:
         try:
             return self.persistent(pid)
         except (ValueError, TypeError, IndexError) as error:
-            self.result.malformed_calls.append(("persistent id", _one_line(error)))
+            self._note_malformed("persistent id", error)
             return Opaque("persistent id", (pid,), opcode="PERSID")
 
     def build(self, target: Any, state: Any) -> Any:
@@ -364,35 +393,18 @@ def _one_line(error: BaseException) -> str:
     return " ".join(f"{error}".split())[:200] or type(error).__name__
 
 
-def _as_bytes(value: Any) -> bytes:
-    return bytes(value) if isinstance(value, (bytes, bytearray)) else b""
-
-
-def _check_key(key: Any, depth: int = 0) -> None:
-    """Hashing a tuple hashes what is in it: refuse the depth that could exhaust the C stack."""
-    if isinstance(key, (tuple, frozenset)):
-        if depth >= _MAX_KEY_DEPTH:
-            raise LimitError("a key nested too deeply", limit="depth")
-        for part in key:
-            _check_key(part, depth + 1)
-
-
-def _check_keys(keys: list[Any]) -> None:
-    if not _PLAIN_KEYS.issuperset(map(type, keys)):
-        for key in keys:
-            _check_key(key)
-
-
-def _set_items(target: Any, flat: list[Any]) -> None:
+def _set_items(target: Any, flat: list[Any], guard: KeyGuard) -> None:
     """SETITEM(S): `flat` is key, value, key, value …"""
     keys, values = flat[::2], flat[1::2]
     if len(keys) != len(values):
         raise ValueError("a key without a value")
     if isinstance(target, dict):
-        _check_keys(keys)
+        guard.check(target, keys)
         target.update(zip(keys, values, strict=True))
     elif isinstance(target, Opaque):
-        target.pairs = (target.pairs or []) + list(zip(keys, values, strict=True))
+        if target.pairs is None:
+            target.pairs = []
+        target.pairs.extend(zip(keys, values, strict=True))
     else:
         raise ValueError(f"items set on a {type(target).__name__}")
 
@@ -402,7 +414,9 @@ def _append(target: Any, items: list[Any]) -> None:
     if type(target) is list:
         target.extend(items)
     elif isinstance(target, Opaque):
-        target.items = (target.items or []) + items
+        if target.items is None:
+            target.items = []
+        target.items.extend(items)
     else:
         raise ValueError(f"items appended to a {type(target).__name__}")
 
@@ -557,8 +571,17 @@ def _text_string(m: _Machine, stack: list[Any], pos: int) -> _Step:
     raw, pos = m.line(pos)
     if len(raw) < 2 or raw[0] != raw[-1] or raw[0] not in b"\"'":
         raise PickleError("a string without quotes", position=pos)
-    stack.append(_text_or_bytes(codecs.escape_decode(raw[1:-1])[0]))
+    plain = _ESCAPE.sub(_plain_escape, raw[1:-1])
+    stack.append(_text_or_bytes(codecs.escape_decode(plain)[0]))
     return stack, pos
+
+
+def _plain_escape(match: re.Match[bytes]) -> bytes:
+    """An escape that Python takes without a warning, for each that it merely tolerates."""
+    escape = match[1]
+    if escape[0] in b"01234567":
+        return b"\\x%02x" % (int(escape, 8) & 0xFF)
+    return match[0] if escape[0] in b"\\'\"abfnrtvx\n" else b"\\" + match[0]
 
 
 def _text_unicode(m: _Machine, stack: list[Any], pos: int) -> _Step:
@@ -575,7 +598,9 @@ def _get(m: _Machine, stack: list[Any], pos: int) -> _Step:
 
 def _put(m: _Machine, stack: list[Any], pos: int) -> _Step:
     raw, pos = m.line(pos)
-    if len(raw) > 10 or int(raw) > m.limits.memo_entries or int(raw) < 0:
+    if raw.startswith(b"-"):
+        raise PickleError("a memo entry of negative number", position=pos)
+    if len(raw) > 10 or int(raw) > m.limits.memo_entries:
         raise LimitError("too many memo entries", limit="memo_entries")
     m.memo.close()
     m.memo[int(raw)] = stack[-1]
@@ -607,7 +632,7 @@ def _list(m: _Machine, stack: list[Any], pos: int) -> _Step:
 def _dict(m: _Machine, stack: list[Any], pos: int) -> _Step:
     below = m.metastack.pop()
     below.append({})
-    _set_items(below[-1], stack)
+    _set_items(below[-1], stack, m.keys)
     return below, pos
 
 
@@ -620,7 +645,7 @@ def _add_items(m: _Machine, stack: list[Any], pos: int) -> _Step:
     below = m.metastack.pop()
     target = below[-1]
     if isinstance(target, set):
-        _check_keys(stack)
+        m.keys.check(target, stack)
         target.update(stack)
     elif isinstance(target, Opaque):
         _append(target, stack)
@@ -631,7 +656,7 @@ def _add_items(m: _Machine, stack: list[Any], pos: int) -> _Step:
 
 def _frozen_set(m: _Machine, stack: list[Any], pos: int) -> _Step:
     below = m.metastack.pop()
-    _check_keys(stack)
+    m.keys.check(stack, stack)
     below.append(frozenset(stack))
     return below, pos
 

@@ -20,7 +20,9 @@ from ckpttool.formats.values import GlobalRef, OrderedMap, StorageRef, TensorVal
 _GET = rb"(h.|j....)"
 _PUT = rb"r(....)"
 _INT = rb"(?:K.|M..|J...[\0-\x7f])"
-_EXTENT = rb"(\)|(?:" + _INT + rb"{1,3}[\x85-\x87]|\(" + _INT + rb"{4,16}t)" + _PUT + rb")"
+# Each TUPLE opcode takes as many as stand before it, no more and no fewer.
+_FEW = _INT + rb"(?:\x85|" + _INT + rb"(?:\x86|" + _INT + rb"\x87))"
+_EXTENT = rb"(\)|(?:" + _FEW + rb"|\(" + _INT + rb"{4,16}t)" + _PUT + rb")"
 
 _TENSOR = re.compile(
     rb"\("  # the second of two MARKs; the first one is read already
@@ -58,8 +60,9 @@ _ONE_INT = re.compile(_INT, re.DOTALL).findall
 class Memo(dict[int, Any]):
     """A pickle's memo. What a `TensorRun` leaves out of it is made up for when it is asked for.
 
-    Of the things that the spelling of a tensor memoizes only key and tensor are ever used again by
-    what torch writes; making the others costs more than reading the tensor.
+    Of the seven things that the spelling of a tensor memoizes hardly one is ever used again by what
+    torch writes (the key of a storage that two tensors share); making them costs more than reading
+    the tensor.
     """
 
     __slots__ = ("_firsts", "_runs", "closed")
@@ -71,7 +74,7 @@ class Memo(dict[int, Any]):
         self._runs: list[tuple[TensorValue, GlobalRef]] = []
 
     def leave_out(self, first: int, tensor: TensorValue, storage_class: GlobalRef) -> None:
-        """Remember what belongs between `first`, the place of the key, and the tensor's."""
+        """Remember what belongs to `first`, the place of the key, and the places behind it."""
         self._firsts.append(first)
         self._runs.append((tensor, storage_class))
 
@@ -95,12 +98,12 @@ class Memo(dict[int, Any]):
         self._firsts, self._runs = [], []
 
     def _make_up(self, place: int) -> None:
-        for index, value in enumerate(_left_out(*self._runs[place]), self._firsts[place] + 1):
+        for index, value in enumerate(_left_out(*self._runs[place]), self._firsts[place]):
             self.setdefault(index, value)
 
 
 def _left_out(tensor: TensorValue, storage_class: GlobalRef) -> list[Any]:
-    """What lies between key and tensor: persistent id, shape and stride, hooks, arguments."""
+    """In their order: key, persistent id, shape and stride, hooks, arguments, the tensor."""
     storage, hooks = tensor.storage, OrderedMap()
     if storage is None:
         return []
@@ -108,7 +111,7 @@ def _left_out(tensor: TensorValue, storage_class: GlobalRef) -> list[Any]:
     # An empty tuple has an opcode of its own and is not memoized.
     extents = [tensor.shape, tensor.stride] if tensor.shape else []
     extent = (tensor.offset, tensor.shape, tensor.stride, tensor.requires_grad)
-    return [pid, *extents, hooks, (storage, *extent, hooks)]
+    return [storage.key, pid, *extents, hooks, (storage, *extent, hooks), tensor]
 
 
 class Head(NamedTuple):
@@ -166,7 +169,8 @@ class TensorRun:
         # overwritten, and the order of reading and writing makes no difference.
         if (
             head is None
-            or puts != tuple(range(first, last + 1))
+            or last - first != len(puts) - 1
+            or puts != tuple(range(first, first + len(puts)))
             or first <= highest
             or first <= head.highest
             or last > self._limit
@@ -176,8 +180,6 @@ class TensorRun:
         storage = StorageRef(head.dtype, name, head.device, self._number(numel))
         start, needs_grad = self._number(offset), grad == b"\x88"
         tensor = TensorValue(storage, start, extent, strides, needs_grad, head.dtype)
-        self._memo[first] = name
-        self._memo[last] = tensor
         self._memo.leave_out(first, tensor, head.storage_class)
         return tensor, match.end(), last
 

@@ -89,7 +89,7 @@ class StorageRef:
     """A storage that the pickle refers to: `key` names its record (`data/<key>`).
 
     `numel` counts elements of `dtype`. `view` is `(key, offset, numel)` for the views that the
-    legacy stream can hold, else None.
+    legacy formats can hold, else None; the offsets of tensors have its offset in them already.
     """
 
     __slots__ = ("device", "dtype", "key", "numel", "view")

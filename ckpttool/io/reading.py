@@ -132,6 +132,30 @@ class FileReader:
             raise _unreadable(self.path, error) from error
 
 
+class BytesReader(FileReader):
+    """Bytes in memory, read as if they were a file: what a pickle carries inside itself."""
+
+    __slots__ = ("_data",)
+
+    def __init__(self, data: bytes, path: str = "bytes") -> None:
+        self.path = path
+        self.size = len(data)
+        self._data = data
+        self._descriptor = -1
+
+    def changed(self) -> bool:
+        """Bytes never change."""
+        return False
+
+    def _pread(self, offset: int, length: int) -> bytes:
+        return self._data[offset : offset + length]
+
+    def _read_into(self, buffer: memoryview, offset: int) -> int:
+        piece = self._data[offset : offset + len(buffer)]
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+
 def _open_regular(path: str) -> tuple[int, os.stat_result]:
     # Non-blocking: opening a named pipe that has no writer would otherwise wait for ever.
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckpttool.errors import FormatError, LimitError
 from ckpttool.formats.anomaly import Anomaly
 from ckpttool.formats.collecting import paused_collection
-from ckpttool.formats.dtypes import byte_count
 from ckpttool.formats.globals import Trust, classify
 from ckpttool.formats.limits import DEFAULT_LIMITS, ReaderLimits
 from ckpttool.formats.sniff import sniff
 from ckpttool.formats.static_pickle import PickleResult, read_pickle
 from ckpttool.formats.values import StorageRef, TensorValue
-from ckpttool.io.reading import FileReader
-from ckpttool.model.extents import Extents, storage_bytes
+from ckpttool.io.reading import BytesReader, FileReader
+from ckpttool.model.storages import Storages, storage_bytes
 from ckpttool.model.tensor import TensorRef
-from ckpttool.model.walk import find_tensors, key_text
+from ckpttool.model.walk import Walk, find_tensors, key_text
 
 if TYPE_CHECKING:
     from ckpttool.formats.container import Container
 
 MAIN_PICKLE = "data.pkl"
+_MOST_NESTING = 4  # files inside of files inside of files: nothing honest goes on for ever
 _ZIP_KINDS = frozenset(("torch-zip", "torchscript", "zip", "pt2", "dcp-shard"))
 _LEGACY_KINDS = frozenset(("torch-legacy", "torch-legacy-tar"))
 _PICKLE_KINDS = frozenset(("pickle", "dcp-metadata"))
@@ -85,7 +85,9 @@ class Checkpoint:
     the pickle refers to.
     """
 
-    def __init__(self, path: str, reader: FileReader, limits: ReaderLimits) -> None:
+    def __init__(
+        self, path: str, reader: FileReader, limits: ReaderLimits, *, nesting: int = 0
+    ) -> None:
         found = sniff(reader, limits)
         self.path = path
         self.reader = reader
@@ -99,6 +101,7 @@ class Checkpoint:
         self.tree: Any = None
         self.readable = False
         self._results: list[PickleResult] = []
+        self._nesting = nesting
         self._read_content()
         self._describe()
 
@@ -126,7 +129,7 @@ class Checkpoint:
     @property
     def used_bytes(self) -> int:
         """Bytes of the storages that some tensor reaches, each counted once."""
-        return self._extents.used()
+        return self._storages.used()
 
     def close(self) -> None:
         """Close the file. Facts stay; values of tensors can no longer be read."""
@@ -217,75 +220,80 @@ class Checkpoint:
 
     def _look_inside(self, nested: bytes, name: str | None) -> None:
         """Bytes that the file would load as a file of its own."""
-        streams = _streams(nested, 0, self.limits)
-        self._results += streams
-        facts: dict[str, Any] = {"length": len(nested), "dangerous": _dangerous(streams)}
+        facts: dict[str, Any] = {"length": len(nested), "dangerous": [], "readable": False}
+        if self._nesting < _MOST_NESTING:
+            reader = BytesReader(nested, f"{self.path} ({name or 'pickle'})")
+            inner = Checkpoint(reader.path, reader, self.limits, nesting=self._nesting + 1)
+            self._results += inner._results
+            facts["dangerous"] = _dangerous(inner._results)
+            facts["readable"] = inner.readable
         self.anomalies.append(Anomaly("nested-pickle", name, **facts))
 
     # Describing.
 
     def _describe(self) -> None:
-        self.storages: dict[str, StorageRef] = {}
-        self._extents = Extents()
+        self._storages = Storages()
+        self.storages = self._storages.refs
         self.sections: dict[str, Section] = {}
+        self._namesakes: dict[str, int] = {}
         values: dict[str, TensorValue] = {}
-        if isinstance(self.tree, dict):
-            seen = {id(self.tree)}
-            for key, value in self.tree.items():
-                name = key if isinstance(key, str) else key_text(key)
-                count, size = self._gather(find_tensors(value, name, seen), values)
-                self.sections[name] = Section(name, type_name(value), count, size)
-        else:
-            self._gather(find_tensors(self.tree), values)
+        try:
+            self._find_tensors(values)
+        except LimitError as error:
+            self.anomalies.append(Anomaly("pickle-limit", MAIN_PICKLE, reason=str(error)))
         self.tensors = TensorMap(values, self.container)
         self.globals = _globals(self._results)
         if self.readable and self.container is not None:
             self.anomalies += self._compare_storages(self.container)
+
+    def _find_tensors(self, values: dict[str, TensorValue]) -> None:
+        """Fills `values`, and the sections where the content has any. Raises LimitError."""
+        walk = Walk(self.limits)
+        if isinstance(self.tree, dict):
+            walk.seen.add(id(self.tree))
+            for key, value in self.tree.items():
+                name = key if isinstance(key, str) else key_text(key)
+                count, size = self._gather(find_tensors(value, name, walk), values)
+                self.sections[name] = Section(name, type_name(value), count, size)
+        else:
+            self._gather(find_tensors(self.tree, "", walk), values)
+        if walk.stopped is not None:
+            raise LimitError(walk.stopped, limit="depth")
 
     def _gather(
         self, found: Iterable[tuple[str, TensorValue]], values: dict[str, TensorValue]
     ) -> tuple[int, int]:
         """Adds tensors to `values`, each under a name of its own; gives their number and bytes."""
         count = size = 0
-        keep = self._keep_storages
+        keep = self._storages.add
         for name, value in found:
             if name in values:
-                name = _unused(name, values)
+                name = self._unused(name, values)
             values[name] = value
             count += 1
             size += keep(value)
         return count, size
 
-    def _keep_storages(self, value: TensorValue) -> int:
-        """Notes the storages that a tensor lies in; gives the bytes of its elements."""
-        size = 0
-        if value.parts:
-            size = sum(self._keep_storages(part) for part in value.parts.values())
-            if value.layout != "quantized":
-                return size
-        numel, reach = self._extents.of(value)
-        storage = value.storage
-        if storage is not None:
-            known = self.storages.setdefault(storage.key, storage)
-            if known is not storage and storage_bytes(known) < storage_bytes(storage):
-                self.storages[storage.key] = storage
-            self._extents.add(value, reach)
-        return byte_count(value.dtype, numel)
+    def _unused(self, name: str, values: dict[str, TensorValue]) -> str:
+        """Two tensors can have one name (`{"a": {"b": …}, "a.b": …}`): number the later ones."""
+        count = self._namesakes.get(name, 1) + 1
+        while f"{name}#{count}" in values:
+            count += 1
+        self._namesakes[name] = count
+        return f"{name}#{count}"
 
     def _compare_storages(self, container: Container) -> Iterator[Anomaly]:
         """The pickle's storages against the container's records, both ways."""
         records, names = container.records, set()
-        for key, storage in self.storages.items():
+        for key, declared, stop in self._storages.declared():
             name = container.storage_record(key)
             names.add(name)
-            declared = storage_bytes(storage)
             record = records.get(name)
             if record is None:
                 yield Anomaly("storage-missing", name, key=key, declared=declared)
             elif record.size != declared:
                 facts = {"key": key, "declared": declared, "actual": record.size}
                 yield Anomaly("storage-size", name, **facts)
-            _, stop = self._extents.hull(key)
             if stop > declared:
                 facts = {"key": key, "declared": stop, "actual": declared}
                 yield Anomaly("tensor-beyond-storage", name, **facts)
@@ -368,14 +376,6 @@ def _globals(results: Iterable[PickleResult]) -> list[GlobalUse]:
                 trust = classify(ref.module, ref.name)
                 uses[ref.module, ref.name] = GlobalUse(ref.module, ref.name, trust, called)
     return sorted(uses.values(), key=lambda use: (-use.trust.rank, use.module, use.name))
-
-
-def _unused(name: str, values: dict[str, TensorValue]) -> str:
-    """Two tensors can have one dotted name (`{"a": {"b": …}, "a.b": …}`): number the later ones."""
-    count = 2
-    while f"{name}#{count}" in values:
-        count += 1
-    return f"{name}#{count}"
 
 
 def type_name(value: Any) -> str:

@@ -31,10 +31,10 @@ class Pointer:
     `state` is `ok`, `missing`, `unreadable`, `not-a-file`, `malformed`, `unsafe-target` or
     `dangling`; `problem` puts every state but `ok` in words. `step` and `file` are what the JSON
     holds where it has the right type, `target` is the path to follow (only when `ok`), `extra` has
-    the other keys.
+    the other keys. `mode` is the `st_mode` of a regular file, else None.
     """
 
-    __slots__ = ("extra", "file", "path", "problem", "state", "step", "target")
+    __slots__ = ("extra", "file", "mode", "path", "problem", "state", "step", "target")
 
     def __init__(
         self,
@@ -46,6 +46,7 @@ class Pointer:
         file: str | None = None,
         target: str | None = None,
         extra: dict[str, Any] | None = None,
+        mode: int | None = None,
     ) -> None:
         self.path = path
         self.state = state
@@ -54,6 +55,7 @@ class Pointer:
         self.file = file
         self.target = target
         self.extra = extra or {}
+        self.mode = mode
 
     @property
     def file_step(self) -> int | None:
@@ -88,10 +90,19 @@ def read_pointer(directory: str | os.PathLike[str]) -> Pointer:
     """The pointer of `directory`, read without following any link. Raises for nothing it finds."""
     path = os.path.join(os.fspath(directory), POINTER_NAME)
     try:
-        content = _parse(_read_capped(path))
+        pointer = _judge(path, _parse(_read_capped(path)))
     except _FlawError as problem:
-        return Pointer(path, problem.state, problem.problem)
-    return _judge(path, content)
+        pointer = Pointer(path, problem.state, problem.problem)
+    pointer.mode = _mode_of_regular(path)
+    return pointer
+
+
+def _mode_of_regular(path: str) -> int | None:
+    try:
+        mode = os.lstat(path).st_mode
+    except OSError:
+        return None
+    return mode if stat.S_ISREG(mode) else None
 
 
 def _read_capped(path: str) -> bytes:

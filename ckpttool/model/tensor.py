@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from ckpttool.errors import FormatError
 from ckpttool.formats.dtypes import byte_count
-from ckpttool.model.extents import count_and_reach
+from ckpttool.model.storages import count_and_reach
 
 if TYPE_CHECKING:
     import numpy as np
 
     from ckpttool.formats.container import Container
     from ckpttool.formats.values import TensorValue
+    from ckpttool.io.reading import FileReader
 
 # torch's names that numpy has under the same name; ml_dtypes and integers stand in for others.
 _NUMPY = frozenset(
@@ -94,9 +95,10 @@ class TensorRef:
             return storage.device
         if self.value.layout == "meta":
             return "meta"
-        first = next(iter((self.value.parts or {}).values()), None)
+        parts = (self.value.parts or {}).values()
+        first = next((part.storage for part in parts if part.storage is not None), None)
         extra = self.value.extra or {}
-        return str(extra.get("device", "cpu")) if first is None else first.storage.device
+        return str(extra.get("device", "cpu")) if first is None else first.device
 
     @property
     def storage(self) -> str | None:
@@ -173,14 +175,13 @@ class TensorRef:
         span, swap = container.span(record), container.byteorder == "big"
         count = (span[1] if span else container.record(record).size) // dtype.itemsize
         raw: np.ndarray[Any, Any]
-        if mmap and span is not None and span[1] and not swap:
-            path, (offset, _) = container.reader.path, span
-            raw = np.memmap(path, np.uint8, "r", offset, (count * dtype.itemsize,))
-            # The file of this name can have been replaced since it was opened.
-            if container.reader.changed():
-                raise FormatError(f"{path} changed while it was read", record=record)
+        if mmap and span is not None and count and not swap:
+            raw = _mapped(container.reader, span[0], count * dtype.itemsize, record)
         else:
-            raw = np.frombuffer(container.read(record), np.uint8, count * dtype.itemsize)
+            content = container.read(record)
+            if len(content) < count * dtype.itemsize:
+                raise FormatError(f"record {record!r} was cut while it was read", record=record)
+            raw = np.frombuffer(content, np.uint8, count * dtype.itemsize)
         if swap:
             width = np.dtype(f"u{_swap_width(dtype)}")
             raw = raw.view(width).byteswap().view(np.uint8)
@@ -188,6 +189,20 @@ class TensorRef:
 
     def __repr__(self) -> str:
         return f"TensorRef({self.name!r}, {self.dtype}, {self.shape})"
+
+
+def _mapped(reader: FileReader, offset: int, length: int, record: str) -> np.ndarray[Any, Any]:
+    """Bytes of the file mapped into memory; FormatError if it is not what was opened any more."""
+    import numpy as np
+
+    try:
+        raw = np.memmap(reader.path, np.uint8, "r", offset, (length,))
+    except (OSError, ValueError) as error:
+        raise FormatError(f"{reader.path} cannot be mapped: {error}", record=record) from error
+    # The file of this name can have been replaced or cut since it was opened.
+    if reader.changed():
+        raise FormatError(f"{reader.path} changed while it was read", record=record)
+    return raw
 
 
 def _swap_width(dtype: np.dtype[Any]) -> int:
@@ -216,23 +231,21 @@ def _strided(tensor: TensorRef, storage: np.ndarray[Any, Any]) -> np.ndarray[Any
     """The view of `storage` that the tensor is; FormatError if it reaches past the end."""
     import numpy as np
 
-    value = tensor.value
-    # Legacy files hold views of storages, which begin somewhere inside.
-    view = value.storage.view if value.storage is not None else None
-    start = view[1] if isinstance(view, tuple) and len(view) == 3 else 0
-    if (
-        not isinstance(start, int)
-        or start < 0
-        or start + value.offset + count_and_reach(value.shape, value.stride)[1] > storage.size
-    ):
+    value, dtype, step = tensor.value, storage.dtype, storage.itemsize
+    shape, stride = value.shape or (), value.stride or ()
+    if value.offset + count_and_reach(shape, stride)[1] > storage.size:
         raise FormatError(f"{tensor.name} reaches past the end of its storage")
-    step = storage.itemsize
-    array = np.lib.stride_tricks.as_strided(
-        storage[start + value.offset :],
-        value.shape,
-        tuple(stride * step for stride in value.stride or ()),
-        writeable=False,
-    )
+    try:
+        array = np.lib.stride_tricks.as_strided(
+            # As plain bytes: numpy cannot spell the types of ml_dtypes in its array interface.
+            storage.view(f"V{step}")[value.offset :],
+            shape,
+            # Where there is nothing to step over, the stride can be any number.
+            tuple(n * step if extent > 1 else 0 for extent, n in zip(shape, stride, strict=True)),
+            writeable=False,
+        ).view(dtype)
+    except (ValueError, OverflowError) as error:  # too many dimensions or elements for numpy
+        raise FormatError(f"{tensor.name} is no array that can be: {error}") from error
     bits = (value.extra or {}).get("metadata")
     return _resolve(array, bits) if isinstance(bits, dict) else array
 

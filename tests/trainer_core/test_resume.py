@@ -390,6 +390,23 @@ def test_hooks_that_make_an_old_model_fit_may_do_so(
     assert same(dict(running.model.state_dict()), expected)
 
 
+def test_a_schedulers_lists_are_not_shared_with_what_was_given(state: dict[str, Any]) -> None:
+    class Remembers(lr_scheduler.StepLR):
+        past: list[float]
+
+        def step(self, epoch: int | None = None) -> None:
+            self.past = getattr(self, "past", [])
+            self.past.append(self.last_epoch)
+            super().step()
+
+    one = new(make_scheduler=lambda optimizer: Remembers(optimizer, 4))
+    state["scheduler"]["past"] = [1, 2]
+    one.resume(state)
+    one.fit(6)
+    assert state["scheduler"]["past"] == [1, 2]
+    assert one.state_dict()["scheduler"]["past"] == [1, 2, 5]
+
+
 # What differs is said, in one warning, before anything else
 
 

@@ -159,6 +159,44 @@ def test_accumulation_clipping_and_schedule_are_those_of_a_bare_loop() -> None:
     assert result.samples == 5 * 3 * 4
 
 
+def test_the_norm_that_clips_is_taken_in_the_models_order() -> None:
+    def parts() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(3)
+        model = nn.Sequential(*(nn.Linear(6, 6) for _ in range(20)))
+        groups = [{"params": layer.parameters()} for layer in reversed(model)]
+        return model, torch.optim.SGD(groups, lr=0.1)
+
+    def loss_fn(model: nn.Module, batch: Any) -> torch.Tensor:
+        loss: torch.Tensor = (model(batch[0]) - batch[1]).square().sum()
+        return loss
+
+    model, optimizer = parts()
+    trainer(model=model, optimizer=optimizer, loss_fn=loss_fn, grad_clip=0.01).fit(20)
+    theirs, optimizer = parts()
+    for step in range(20):
+        loss_fn(theirs, batches()[step % 5]).backward()
+        nn.utils.clip_grad_norm_(theirs.parameters(), 0.01)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_equal(model, theirs)
+
+
+def test_only_what_the_optimizer_trains_is_clipped() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.second.parameters(), lr=1.0)
+    one = trainer(
+        [torch.ones(2, 6)],
+        model=model,
+        optimizer=optimizer,
+        grad_clip=1.0,
+        loss_fn=lambda m, x: 1e6 * m.first(x).sum() + 3 * m.second.weight.sum(),
+    )
+    before = model.second.weight.detach().clone()
+    one.fit(1)
+    # The gradient is 3 in each of 8 places, so its norm is 6 sqrt 2, and clipped each is 1 / sqrt 8.
+    torch.testing.assert_close(before - model.second.weight, torch.full((1, 8), 8**-0.5))
+
+
 def test_bfloat16_autocast_is_that_of_a_bare_loop() -> None:
     ours = trainer(precision="bf16")
     assert ours.precision == BF16
@@ -845,4 +883,5 @@ def test_losses_are_right_where_a_model_reuses_their_memory() -> None:
         model=model,
         loss_fn=lambda m, b: Reuses.apply(m.weight),  # type: ignore[no-untyped-call]
     )
-    assert [record["loss"] for record in one.fit(4).metrics] == [1.0, 2.0, 3.0, 4.0]
+    losses = [record["loss"] for record in one.fit(25).metrics]
+    assert losses == [float(step) for step in range(1, 26)]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import os
 import struct
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
+from shlex import quote
 
 import pytest
 import torch
@@ -129,7 +132,7 @@ LFS = (
         (b"<!DOCTYPE html><html><title>404 Not found</title></html>", ["HTML", "404 Not found"]),
         (gzip.compress(step_bytes(6)), ["gzip"]),
         (b"7z\xbc\xaf\x27\x1c" + bytes(range(256)), ["7z"]),
-        (b"\x80\x04]\x94.", ["pickle"]),
+        (b"\x80\x02]q\x00.", ["pickle"]),
         (b"just some text\n", []),
         (os.urandom(0) + bytes(range(1, 256)) * 9, []),
     ],
@@ -141,6 +144,30 @@ def test_fil106_something_else_is_named(run: Path, content: bytes, words: list[s
         assert word in finding.words
     assert state(report) == "not-a-checkpoint"
     assert report.newest_valid == 4
+
+
+def test_fil106_a_zip_that_is_not_torchs(run: Path) -> None:
+    report = broken(run, corrupt.torch_zip([("photos/a.jpg", b"abc"), ("photos/b.jpg", b"d")]))
+    assert "zip" in only(report, "FIL106").words
+    assert state(report) == "not-a-checkpoint"
+
+
+@pytest.mark.parametrize("where", ["beside", "store"])
+def test_fil106_the_file_that_a_git_lfs_pointer_stands_for_is_found(run: Path, where: str) -> None:
+    data = step_bytes(8)
+    oid = hashlib.sha256(data).hexdigest()
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{oid}\nsize {len(data)}\n"
+    place = run / "copy.bin"
+    if where == "store":
+        place = run.parent / ".git" / "lfs" / "objects" / oid[:2] / oid[2:4] / oid
+        place.parent.mkdir(parents=True)
+    place.write_bytes(data)
+    finding = only(broken(run, pointer.encode()), "FIL106")
+    assert f"that file is here: {place}" in finding.words
+    assert finding.remedy == f"cp -- {quote(str(place))} '{run / name(6)}'"
+    place.write_bytes(bytes(len(data) - (where == "store")))
+    finding = only(verify(run), "FIL106")
+    assert finding.remedy == "git lfs pull"
 
 
 def test_fil107_two_saves_to_one_handle(run: Path) -> None:
@@ -172,8 +199,9 @@ def test_fil108_anything_before_it_is_an_error_as_for_torch(run: Path) -> None:
         torch.load(run / name(6), weights_only=True)
 
 
-def tensor_of(data: bytes, record: str) -> set[str]:
-    """Names of the tensors in a storage record, by torch in a process of its own."""
+@cache
+def tensor_names(data: bytes) -> list[str]:
+    """Names of the tensors in their order, by torch in a process of its own."""
     code = (
         "import io, sys, torch\n"
         "data = sys.stdin.buffer.read()\n"
@@ -185,9 +213,12 @@ def tensor_of(data: bytes, record: str) -> set[str]:
         "walk(raw, '')\n"
     )
     done = subprocess.run([sys.executable, "-c", code], input=data, capture_output=True, check=True)
-    # torch.save numbers storages in the order in which a walk meets them.
-    names = done.stdout.decode().split()
-    return {names[int(record.removeprefix("data/"))].removeprefix(".")}
+    return [line.removeprefix(".") for line in done.stdout.decode().split()]
+
+
+def tensor_of(data: bytes, record: str) -> set[str]:
+    """The tensor in a record: torch.save numbers storages in the order of a walk."""
+    return {tensor_names(data)[int(record.removeprefix("data/"))]}
 
 
 @pytest.mark.parametrize("record", ["data/0", "data/2", "data/5"])
@@ -389,6 +420,16 @@ def test_fil125_a_file_that_is_replaced_meanwhile(run: Path) -> None:
     assert "FIL125" in [item.id for item in of_file(report)]
     assert state(report) == "changing"
     assert report.newest_valid == 4
+
+
+def test_fil125_a_file_that_is_pruned_meanwhile_is_only_a_warning(run: Path) -> None:
+    def prune(done: int, total: int, label: str) -> None:
+        (run / name(4)).unlink(missing_ok=True)
+
+    report = verify(run, progress=prune)
+    assert [(item.id, item.severity) for item in report.findings] == [("FIL125", WARNING)]
+    assert not report.could_not_check
+    assert report.newest_valid == 6
 
 
 def test_fil126_legacy_streams_have_no_checksums(run: Path) -> None:

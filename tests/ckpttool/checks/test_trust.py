@@ -198,6 +198,13 @@ def test_tru107_a_pickle_where_none_should_be(run: Path, mark: Path, record: str
     assert_dangerous(report)
 
 
+def test_tru107_at_the_beginning_of_a_long_record(run: Path, mark: Path) -> None:
+    long = evil_pickle(mark) + bytes(17 << 20)
+    report = judge(run, corrupt.duplicate_record(step_bytes(6), "data/99", long), mark)
+    assert "TRU107" in ids(report)
+    assert_dangerous(report)
+
+
 def test_tru107_outside_of_the_root_folder(run: Path, mark: Path) -> None:
     report = judge(run, corrupt.add_member(step_bytes(6), "x.bin", evil_pickle(mark)), mark)
     assert "TRU107" in ids(report)
@@ -234,6 +241,12 @@ def test_tru108_a_directory_that_everybody_may_change(run: Path) -> None:
     assert verify(run).findings == []
 
 
+def test_tru108_a_pointer_that_everybody_may_change(run: Path) -> None:
+    (run / "latest.json").chmod(0o646)
+    (finding,) = verify(run).findings
+    assert (finding.id, finding.place.path) == ("TRU108", str(run / "latest.json"))
+
+
 def test_tru109_names_that_do_not_print(run: Path, mark: Path) -> None:
     state = training_state(6)
     weight = state["model"]["0.weight"]
@@ -259,7 +272,7 @@ def test_tru111_a_file_inside_the_pickle(run: Path, mark: Path) -> None:
     assert_dangerous(report)
 
 
-def test_a_cyclic_pickle_and_a_deep_one_end(run: Path, mark: Path) -> None:
+def test_cyclic_deep_and_doubling_pickles_end(run: Path, mark: Path) -> None:
     cyclic = b"\x80\x02]\x94g0\na."
     deep = b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b"."
     doubling = b"\x80\x02]q\x00" + b"".join(
@@ -268,3 +281,4 @@ def test_a_cyclic_pickle_and_a_deep_one_end(run: Path, mark: Path) -> None:
     for stream in (cyclic, deep, doubling + b"."):
         report = judge(run, corrupt.replace_record(step_bytes(6), "data.pkl", stream), mark)
         assert report.newest_valid == 4
+        assert ("FIL124" in ids(report)) == (stream is deep)

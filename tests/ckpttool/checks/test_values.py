@@ -10,6 +10,7 @@ import torch
 
 from ckpttool.checks.verify import Report, verify
 from ckpttool.findings import Severity
+from tests import corrupt
 from tests.ckpttool.checks.builders import name, put, saved, training_state
 
 NAN, INF = float("nan"), float("inf")
@@ -113,3 +114,29 @@ def test_a_tensor_larger_than_the_buffer(run: Path) -> None:
     assert counted(run, t=tensor, u=tensor[::2], v=tensor.view(1000, 3000).t()) == by_torch(
         t=tensor, u=tensor[::2], v=tensor.view(1000, 3000).t()
     )
+
+
+def test_the_byte_order_of_the_file_is_kept_to(corpus: Path, tmp_path: Path) -> None:
+    data = (corpus / "torch-2.13.0" / "big_endian.pt").read_bytes()
+    old = dict(corrupt.read_records(data))["big_endian/data/0"]
+    path = tmp_path / "big.pt"
+    # As little-endian words, the first would be a tiny number, the second a NaN.
+    path.write_bytes(
+        corrupt.replace_record(data, "data/0", b"\x7f\xc0\0\0" + b"\x01\0\xc0\x7f" + old[8:])
+    )
+    report = verify(path, finite=True)
+    found = [item for item in report.findings if item.id.startswith("VAL")]
+    assert [(item.id, item.facts["count"]) for item in found] == [("VAL101", 1)]
+    assert found[0].place.record == "data/0"
+
+
+def test_compressed_records_are_counted_too(run: Path) -> None:
+    state = {**training_state(6), "extra": {"t": torch.tensor([[NAN, 0.0], [INF, NAN]])}}
+    put(run, 6, corrupt.rezip(saved(state), deflate=True))
+    found = [item for item in verify(run, finite=True).findings if item.id.startswith("VAL")]
+    assert [(item.id, item.facts["count"]) for item in found] == [("VAL101", 2), ("VAL102", 1)]
+
+
+def test_sparse_tensors_are_counted_by_their_values(run: Path) -> None:
+    sparse = torch.sparse_coo_tensor([[0, 2]], [NAN, 1.0], (4,), check_invariants=True)
+    assert counted(run, s=sparse) == {("VAL101", "extra.s.values"): 1}

@@ -227,3 +227,23 @@ def test_every_cut_is_found(tmp_path: Path, seed: int) -> None:
         report = lone(tmp_path, data[:length])
         assert report.newest_valid is None, length
         assert report.worst is Severity.ERROR
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_pickle_cut_anywhere_is_damage_and_nothing_else_happens(
+    tmp_path: Path, seed: int
+) -> None:
+    data = step_bytes(4)
+    pickle = dict(corrupt.read_records(data))["archive/data.pkl"]
+    for length in random.Random(seed).sample(range(len(pickle)), 60):
+        report = lone(tmp_path, corrupt.replace_record(data, "data.pkl", pickle[:length]))
+        assert report.files[0].state in ("damaged", "not-a-checkpoint", "dangerous"), length
+        assert report.worst is Severity.ERROR
+
+
+def test_a_root_folder_named_after_a_temporary_is_nothing_odd(tmp_path: Path) -> None:
+    records = [
+        (full.replace("archive/", ".step_000000000004.pt/", 1), content)
+        for full, content in corrupt.read_records(step_bytes(4))
+    ]
+    assert lone(tmp_path, corrupt.torch_zip(records)).findings == []

@@ -108,10 +108,10 @@ def canonical(root: Any) -> list[Any]:
             flat.append((kind.__name__, repr(value)))
             continue
         if kind not in (tuple, frozenset):
-            known = numbers.setdefault(id(value), len(numbers))
-            if known < len(numbers) - 1:
-                flat.append(("seen", known))
+            if id(value) in numbers:
+                flat.append(("seen", numbers[id(value)]))
                 continue
+            numbers[id(value)] = len(numbers)
         flat.append((kind.__name__, len(parts)))
         todo.extend(reversed(parts))
     return flat

@@ -143,7 +143,7 @@ OPCODES: dict[str, bytes] = {
     "SHORT_BINUNICODE": b"\x8c\x04\xc3\xbcab.",
     "BINUNICODE": b"X\x03\x00\x00\x00\xed\xa0\x80.",
     "BINUNICODE8": b"\x8d\x02\x00\x00\x00\x00\x00\x00\x00ab.",
-    "FLOAT": b"(F-1.5\nF1e400\nFnan\nl.",
+    "FLOAT": b"(F-1.5\nF1e300\nFnan\nl.",
     "BINFLOAT": b"G\xbf\xf8\x00\x00\x00\x00\x00\x00.",
     "EMPTY_LIST": b"].",
     "APPEND": b"]K\x01aK\x02a.",
@@ -293,12 +293,7 @@ ATTACKS: dict[str, Callable[[bytes], bytes]] = {
     ),
     "INST": lambda c: b"(" + c + b"ios\nsystem\n.",
     "OBJ": lambda c: b"(" + SYSTEM + c + b"o.",
-    "NEWOBJ_EX": lambda c: (
-        name("subprocess.Popen") + b")" + b"}" + b"\x920"  # allocates only; the next one starts it
-        + name("subprocess.Popen") + c + b"\x85N\x88N\x87\x85R."
-        if False
-        else name("functools.partial") + SYSTEM + c + b"\x86}\x92)R."
-    ),
+    "NEWOBJ_EX": lambda c: name("functools.partial") + SYSTEM + c + b"\x86}\x92)R.",
     "NEWOBJ": lambda c: name("functools.partial") + SYSTEM + c + b"\x86\x81)R.",
     "BUILD": lambda c: (
         NAMESPACE + b")\x81}" + text("__setstate__") + SYSTEM + b"sb" + c + b"b."
@@ -580,7 +575,7 @@ def test_forty_levels_of_doubling() -> None:
 def fan(levels: int, width: int = 60) -> bytes:
     """Tuples of tuples: `width ** levels` leaves for who walks, or hashes, them all."""
     first = b"K\x01" + put(0)
-    return first + b"".join(b"(" + get(i) * width + b"t" + put(i + 1) for i in range(levels))
+    return first + b"".join(b"0(" + get(i) * width + b"t" + put(i + 1) for i in range(levels))
 
 
 def test_a_key_that_would_take_for_ever_to_hash() -> None:
@@ -596,8 +591,7 @@ def test_a_key_that_would_take_for_ever_to_hash() -> None:
         ):
             assert isinstance(error_of(stream), LimitError)
         for path in ("builtins.set", "builtins.frozenset"):
-            result = read_pickle(call(path, b"(" + key + b"l") + b".")
-            assert isinstance(result.value, Opaque)
+            assert isinstance(error_of(call(path, b"(" + key + b"l") + b"."), LimitError)
     assert monotonic() - began < 2
 
 
@@ -606,11 +600,11 @@ def test_equal_keys_that_would_take_for_ever_to_compare() -> None:
         levels = b"K\x01\x85" + put(first)
         for index in range(first, first + 40):
             pairs = b"".join(get(index) + integer(n) + b"\x86" for n in (0, 1))
-            levels += b"(" + pairs + b"\x91" + put(index + 1)
+            levels += b"0(" + pairs + b"\x91" + put(index + 1)
         return levels
 
     began = monotonic()
-    read_pickle(b"}(" + tower(0) + b"N" + tower(100) + b"Nu.")
+    assert isinstance(error_of(b"}(" + tower(0) + b"N" + tower(100) + b"Nu."), LimitError)
     assert monotonic() - began < 1
 
 
@@ -655,34 +649,90 @@ def test_a_huge_declared_length_allocates_nothing(stream: bytes) -> None:
     assert peak_of(lambda: error_of(stream)) < 1 << 17
 
 
+def hundred_copies(path: str, source: bytes) -> bytes:
+    """A hundred calls that each would copy the same big thing out of the memo."""
+    return source + put(0) + b"0" + streams.listed(*[call(path, get(0))] * 100) + b"."
+
+
+MILLION = 1 << 20
+
+
 @pytest.mark.parametrize(
-    ("call_of", "size"),
+    ("path", "source"),
     [
-        (lambda big: name("builtins.bytearray") + big + b"\x85R", 1),
-        (lambda big: name("torch.Size") + big + b"\x85R", 8),
-        (lambda big: name("torch.storage._load_from_bytes") + big + b"\x85R", 1),
+        ("builtins.bytearray", b"B" + struct.pack("<I", MILLION) + bytes(MILLION)),
+        ("_codecs.encode", text("x" * MILLION)),
+        ("torch.storage._load_from_bytes", b"\x96" + struct.pack("<Q", MILLION) + bytes(MILLION)),
+        ("builtins.set", b"](" + b"".join(map(integer, range(50_000))) + b"e"),
+        ("builtins.frozenset", b"](" + b"".join(map(integer, range(50_000))) + b"e"),
+        ("torch.Size", b"(" + b"".join(map(integer, range(50_000))) + b"t"),
+        ("collections.OrderedDict", b"](" + b"NN\x86" * 50_000 + b"e"),
     ],
-    ids=["bytearray", "Size", "nested bytearray"],
 )
-def test_copies_of_one_thing_do_not_pile_up(call_of: Callable[[bytes], bytes], size: int) -> None:
-    """A hundred calls that each would copy the same megabyte out of the memo."""
-    million = 1 << 20
-    big = b"\x96" + struct.pack("<Q", million) + bytes(million) + put(0) + b"0"
-    stream = big + streams.listed(*[call_of(get(0))] * 100) + b"."
-    assert peak_of(lambda: read_pickle(stream)) < (16 + 3 * size) * million
+def test_copies_of_one_thing_do_not_pile_up(path: str, source: bytes) -> None:
+    stream = hundred_copies(path, source)
+    assert isinstance(error_of(stream), LimitError)
+    # One copy of each thing that is spelt is what honest streams have.
+    assert read_pickle(source + b"0" + streams.listed(call(path, source)) + b".").error is None
+    assert peak_of(lambda: read_pickle(stream)) < 20 * MILLION
 
 
-def test_copies_of_one_collection_do_not_pile_up() -> None:
-    items = b"](" + b"".join(integer(number) for number in range(50_000)) + b"e" + put(0) + b"0"
-    pairs = b"](" + b"".join(integer(n) + b"N\x86" for n in range(50_000)) + b"e" + put(1) + b"0"
-    for path, source in (
-        ("builtins.set", 0),
-        ("builtins.frozenset", 0),
-        ("torch.Size", 0),
-        ("collections.OrderedDict", 1),
-    ):
-        stream = items + pairs + streams.listed(*[call(path, get(source))] * 100) + b"."
-        assert peak_of(lambda stream=stream: read_pickle(stream)) < 60 << 20  # type: ignore[misc]
+def test_failing_calls_do_not_pile_up() -> None:
+    """A call with a million arguments, again and again out of the memo."""
+    stream = b"(" + b"N" * 50_000 + b"t" + put(0) + b"0" + name("builtins.complex") + put(1) + b"0"
+    result = read_pickle(stream + streams.listed(*[get(1) + get(0) + b"R"] * 100) + b".")
+    assert isinstance(result.error, LimitError)
+
+
+def test_texts_of_errors_are_few_and_short() -> None:
+    stream = streams.listed(*[call("builtins.complex", text("x" * 100))] * 3000) + b"."
+    result = read_pickle(stream)
+    assert result.error is None
+    assert len(result.malformed_calls) == 1000
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        call("torch._utils._rebuild_device_tensor_from_cpu_tensor", streams.tensor(streams.storage()), name("torch.float32"), b"h\x28", b"\x89"),
+        call("torch._utils._rebuild_wrapper_subclass", b"h\x28", *[b"N"] * 7),
+        call("torch._utils._rebuild_meta_tensor_no_storage", b"h\x28", b"))", b"\x89"),
+        call("torch._utils._rebuild_qtensor", streams.storage(), b"K\x00))", b"h\x28", b"\x89N"),
+        call("torch._utils._rebuild_sparse_tensor", b"h\x28", b")"),
+        call("builtins.complex", b"h\x28"),
+        b"h\x28Q",
+    ],
+)  # fmt: skip
+def test_what_doubles_is_never_spelt_out(stream: bytes) -> None:
+    """Forty levels of pairs, where a call expects a device, a class, a dtype: text would be 2**40."""
+    doubling = b"](K\x00" + put(0) + b"".join(get(i) * 2 + b"\x86" + put(i + 1) for i in range(40))
+    began = monotonic()
+    result = read_pickle(doubling + stream + b"e.")
+    assert result.error is None
+    assert result.malformed_calls
+    assert monotonic() - began < 1
+
+
+def test_integers_with_one_hash() -> None:
+    """Python hashes integers modulo 2**61 - 1: a dictionary of such keys takes quadratic time."""
+    prime = (1 << 61) - 1
+    for spell in (lambda n: integer(n * prime), lambda n: integer(n * prime) + b"\x85"):
+        keys = [spell(n) + b"N" for n in range(1, 50_000)]
+        for stream in (
+            b"}(" + b"".join(keys) + b"u.",
+            b"}" + b"".join(key + b"s" for key in keys) + b".",
+            b"\x8f(" + b"".join(keys) + b"\x90.",
+            call("builtins.set", b"](" + b"".join(keys) + b"e") + b".",
+        ):
+            began = monotonic()
+            assert isinstance(error_of(stream), LimitError)
+            assert monotonic() - began < 2
+    honest = {n << 61: n for n in range(5000)} | {(n, str(n)): n for n in range(5000)}
+    assert value_of(pickle.dumps(honest, 2)) == honest
+
+
+def test_escapes_that_python_warns_about() -> None:
+    assert value_of(b"S'\\d\\777\\x41\\\\q'\n.") == "\\d\xffA\\q".encode("latin-1")
 
 
 def test_appending_one_by_one_to_an_object_takes_linear_time() -> None:
@@ -787,7 +837,7 @@ def test_pickles_of_real_checkpoints_are_read_to_the_end() -> None:
     rng.shuffle(files)
     read = 0
     for file in files:
-        if not zipfile.is_zipfile(file):
+        if not zipfile.is_zipfile(file) or "no_crc32" in file.name:
             continue
         with zipfile.ZipFile(file) as archive:
             for member in archive.namelist():
