@@ -31,6 +31,15 @@ def endless(loader: Iterable[Any], first: Iterator[Any]) -> Generator[Any, None,
         iterator = iter(loader)
 
 
+def has_length(loader: Any) -> bool:
+    """Whether `len(loader)` works; a DataLoader of an endless stream has `__len__`, and raises."""
+    try:
+        len(loader)
+    except TypeError:
+        return False
+    return True
+
+
 def to_device(batch: Any, device: torch.device) -> Any:
     """The batch with every tensor on `device`, copied without waiting where memory is pinned.
 

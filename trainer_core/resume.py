@@ -150,6 +150,11 @@ def _check_moments(
     saved: Mapping[str, Any], optimizer: torch.optim.Optimizer, model: torch.nn.Module
 ) -> None:
     """Raises CheckpointError for moments that don't fit: torch would fail only at the next step."""
+    for key, entry in saved["state"].items():
+        if not isinstance(entry, Mapping):
+            raise CheckpointError(
+                f"optimizer.state.{key}: is a {type(entry).__name__}, not a mapping"
+            )
     sizes = [len(group["params"]) for group in saved["param_groups"]]
     if sizes != [len(group) for group in _parameters(optimizer.param_groups)]:
         return  # torch refuses that itself

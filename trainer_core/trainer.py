@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from trainer_core import resume as resuming
-from trainer_core.batches import call_model, count, endless, loss_of, to_device
+from trainer_core.batches import call_model, count, endless, has_length, loss_of, to_device
 from trainer_core.callbacks import Callbacks
 from trainer_core.checkpoint import CheckpointManager
 from trainer_core.coordinator import SyncCoordinator
@@ -75,7 +75,8 @@ class Trainer:
     samples and tokens. The model returns a loss, a mapping with `loss`, or a tuple that begins with
     one; `loss_fn(model, batch)` replaces call and loss. `accumulation_steps`: micro-batches for
     each optimizer step, each loss divided by their number. `grad_clip`: the greatest norm of all
-    the optimizer's gradients together. `callbacks`: see Callback.
+    the optimizer's gradients together. `callbacks`: see Callback. A loss that is not finite is told
+    once in the log, when it is read for display; training goes on.
 
     Raises ValueError for a number out of range, TypeError for a part of the wrong kind.
     """
@@ -290,7 +291,7 @@ class Trainer:
         Not where the loader has a length: there a checkpoint in mid-pass cannot be gone on from
         exactly, and at the end of a pass the other run too would now make a new iterator.
         """
-        if self._resumed_at != self.step or _has_length(self.dataloader):
+        if self._resumed_at != self.step or has_length(self.dataloader):
             return iter(self.dataloader)
         before = capture_rng_state()
         first = iter(self.dataloader)
@@ -318,7 +319,7 @@ class Trainer:
                 if done is None:
                     self._say_ended(target, progress)
                     return
-                lr = self.optimizer.param_groups[0]["lr"]
+                lr = _as_it_is_now(self.optimizer.param_groups[0]["lr"])
                 if self._update():
                     skips = 0
                     self._after_step(done, lr, progress)
@@ -415,13 +416,9 @@ class Trainer:
         )
 
 
-def _has_length(loader: Any) -> bool:
-    """Whether `len(loader)` works; a DataLoader of an endless stream has `__len__`, and raises."""
-    try:
-        len(loader)
-    except TypeError:
-        return False
-    return True
+def _as_it_is_now(lr: Any) -> Any:
+    """A learning rate may be a tensor, which schedulers change in place."""
+    return lr.clone() if isinstance(lr, torch.Tensor) else lr
 
 
 def _plan(precision: PrecisionPlan | str | None, device: torch.device) -> PrecisionPlan:

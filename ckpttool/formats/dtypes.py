@@ -52,6 +52,15 @@ TENSOR_CLASS_DTYPES: dict[str, str] = {
 }
 
 
+# Storages count no less than bytes, even where several elements share one.
+STORAGE_BITS: dict[str, int] = {name: max(8, bits) for name, bits in BITS.items()}
+
+
+def storage_byte_count(dtype: str, numel: int) -> int:
+    """Bytes of a storage of `numel` elements, as torch counts them; 0 for an unknown dtype."""
+    return numel * STORAGE_BITS.get(dtype, 0) // 8
+
+
 def byte_count(dtype: str, elements: int) -> int:
     """Bytes that `elements` consecutive elements of `dtype` take; 0 for an unknown dtype."""
     return -(-elements * BITS.get(dtype, 0) // 8)

@@ -51,19 +51,41 @@ def is_dangerous(module: str, name: str) -> bool:
     A dotted name reaches through attributes (PEP 3154's STACK_GLOBAL), so every part of the path
     counts: `torch.serialization` with the name `os.system` is `os.system`.
     """
-    if module in ("builtins", "__builtin__"):
-        return name.partition(".")[0] not in _HARMLESS_BUILTINS or "." in name
+    parts = [module, *name.split(".")]
+    if len(parts) == 2:
+        return _leads_to_code(module, name)
+    if len(parts) > _MOST_PARTS or any(p in _REACHES_OUT or _is_dunder(p) for p in parts[1:]):
+        return True
+    # `torch` with the name `hub.load` is `torch.hub` with the name `load`, and what a module has
+    # imported is its attribute: `json` with the name `codecs.open` is `codecs.open`.
+    return any(
+        _leads_to_code(".".join(parts[start:stop]), parts[stop])
+        for start in range(len(parts) - 1)
+        for stop in range(start + 1, len(parts))
+    )
+
+
+def _leads_to_code(module: str, name: str) -> bool:
+    """The same for a name without dots."""
     top = module.partition(".")[0]
-    if top in _DANGEROUS_PACKAGES or module in _DANGEROUS_MODULES:
+    if top in ("builtins", "__builtin__"):
+        return module != top or name not in _HARMLESS_BUILTINS
+    if top in _DANGEROUS_PACKAGES or _is_below(module, _DANGEROUS_MODULES):
         return (module, name) not in _HARMLESS_EXCEPTIONS
     if name in _DANGEROUS_NAMES.get(module, ()):
         return True
-    parts = name.split(".")
-    if len(parts) > 1:
-        return any(part in _REACHES_OUT or _is_dunder(part) for part in parts)
     # A module's own imports and hooks are attributes of it: `anything.os`,
     # `anything.__getattribute__`.
     return name in _REACHES_OUT or (_is_dunder(name) and (module, name) not in _HARMLESS_EXCEPTIONS)
+
+
+def _is_below(module: str, trees: frozenset[str]) -> bool:
+    """Whether `module` is one of `trees`, or lies in one of them."""
+    while module:
+        if module in trees:
+            return True
+        module = module.rpartition(".")[0]
+    return False
 
 
 def _is_dunder(name: str) -> bool:
@@ -82,6 +104,7 @@ def _is_benign(module: str, name: str) -> bool:
     return module == "torch" and name in _TORCH_PLAIN
 
 
+_MOST_PARTS = 50  # of a dotted name: no honest one has as many
 _LEGACY_SPARSE = frozenset(
     f"{kind}Tensor"
     for kind in ("BFloat16", "Byte", "Char", "Double", "Float", "Half", "Int", "Long", "Short")
@@ -185,7 +208,17 @@ _DANGEROUS_PACKAGES = frozenset(
         ),
         *("pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "dbm"),
         *("sqlite3", "types", "ast", "compileall", "py_compile", "atexit", "faulthandler"),
-        *("idlelib", "lib2to3", "tkinter", "turtle", "cgi", "wsgiref", "builtin", "logging"),
+        *(
+            "idlelib",
+            "lib2to3",
+            "tkinter",
+            "turtle",
+            "cgi",
+            "cgitb",
+            "wsgiref",
+            "builtin",
+            "logging",
+        ),
         *("io", "_io", "codecs", "tarfile", "zipfile", "mmap", "resource", "sched", "readline"),
         *("test", "IPython", "jupyter_client", "nbconvert", "ipykernel", "xdist", "pytest"),
         *("_pytest", "fabric", "paramiko", "invoke", "sh", "plumbum", "pexpect", "psutil"),
@@ -197,18 +230,24 @@ _DANGEROUS_PACKAGES = frozenset(
     )
 )
 
+# Modules in otherwise plain packages; each with all that lies below it.
 _DANGEROUS_MODULES = frozenset(
     (
         *("torch.hub", "torch.jit", "torch.utils.cpp_extension", "torch.utils.data.datapipes"),
-        *("torch.package", "torch.utils._config_module", "torch.utils.bottleneck.__main__"),
-        *("torch.utils.collect_env", "torch.fx", "torch.fx.graph_module", "torch.fx.graph"),
-        *("torch.fx.node", "torch.multiprocessing", "torch.multiprocessing.reductions"),
+        *("torch.package", "torch.utils._config_module", "torch.utils.bottleneck"),
+        *("torch.utils.collect_env", "torch.fx", "torch.multiprocessing"),
+        *("torch._inductor", "torch._dynamo.guards"),
         *("torch.ops", "torch._ops", "torch.classes", "torch._classes", "torch.library"),
         *("torch.distributed.rpc", "torch.distributed.run", "torch.distributed.launch"),
         *("torch.utils.model_dump", "torch.utils.model_zoo", "torch.serialization"),
         *("torch.utils.show_pickle", "torch._weights_only_unpickler", "torch.utils._import_utils"),
-        *("numpy.testing", "numpy.testing._private.utils", "numpy.f2py", "numpy.f2py.crackfortran"),
-        *("numpy.f2py.diagnose", "numpy.distutils", "numpy.lib.npyio", "numpy.lib._npyio_impl"),
+        *(
+            "numpy.testing",
+            "numpy.f2py",
+            "numpy.distutils",
+            "numpy.lib.npyio",
+            "numpy.lib._npyio_impl",
+        ),
         *("numpy.lib.utils", "numpy.lib._datasource", "numpy.ctypeslib", "numpy.core._internal"),
         *("pandas.eval", "pandas.io.pickle", "pandas.core.computation.eval", "pandas.io.parquet"),
         *("scipy.io", "transformers.dynamic_module_utils", "transformers.utils.hub"),
@@ -230,6 +269,14 @@ _HARMLESS_EXCEPTIONS = frozenset(
         ("_io", "BytesIO"),
         ("itertools", "count"),
         ("joblib.numpy_pickle", "NumpyArrayWrapper"),
+        # What TorchScript's own pickles call to build typed lists.
+        *(
+            ("torch.jit._pickle", name)
+            for name in (
+                *("build_intlist", "build_tensorlist", "build_doublelist", "build_boollist"),
+                *("build_tensor_from_id", "restore_type_tag"),
+            )
+        ),
     )
 )
 
@@ -244,8 +291,6 @@ _DANGEROUS_NAMES: dict[str, frozenset[str]] = {
     "typing": frozenset(("get_type_hints", "ForwardRef", "_eval_type")),
     "dataclasses": frozenset(("make_dataclass", "_create_fn")),
     "string": frozenset(("Formatter",)),
-    "torch._inductor.codecache": frozenset(("compile_file", "PyCodeCache", "CppCodeCache")),
-    "torch._dynamo.guards": frozenset(("GuardBuilder",)),
     "torch.testing._internal.common_utils": frozenset(("run_tests", "shell")),
 }
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ckpttool.formats.anomaly import Anomaly
 from ckpttool.formats.container import STORED, Container, Record, cut_short
-from ckpttool.formats.dtypes import BITS, byte_count
+from ckpttool.formats.dtypes import BITS, storage_byte_count
 from ckpttool.formats.pickle_cursor import PickleCursor
 from ckpttool.formats.values import StorageRef
 
@@ -195,9 +195,9 @@ class LegacyContainer(LegacyBase):
             # Nothing says how wide its elements are, so nothing behind it can be found.
             self.note("storage-unknown", record, key=key, elements=count)
             return None
-        size = byte_count(storage.dtype, storage.numel)
+        size = storage_byte_count(storage.dtype, storage.numel)
         if count is not None and count != storage.numel:
-            actual = byte_count(storage.dtype, count)
+            actual = storage_byte_count(storage.dtype, count)
             facts = {"key": key, "declared": size, "actual": actual, "elements": count}
             self.note("storage-size-word", record, **facts)
         return size

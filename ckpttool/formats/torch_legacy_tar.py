@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckpttool.formats.dtypes import BITS, STORAGE_DTYPES, TENSOR_CLASS_DTYPES, byte_count
+from ckpttool.formats.dtypes import BITS, STORAGE_DTYPES, TENSOR_CLASS_DTYPES, storage_byte_count
 from ckpttool.formats.pickle_cursor import PickleCursor
 from ckpttool.formats.tar_layout import tar_members
 from ckpttool.formats.torch_legacy import OBJECT, LegacyBase
@@ -133,7 +133,7 @@ class LegacyTarContainer(LegacyBase):
                 facts = {"key": key, "elements": count, "class": kind.path}
                 self.note("storage-unknown", f"data/{key}", **facts)
                 return
-            size = byte_count(dtype, count)
+            size = storage_byte_count(dtype, count)
             self._values[key] = StorageRef(dtype, key, str(location), count)
             self.add(f"data/{key}", cursor.position, size, before=_WORD)
             cursor.position += _WORD + size
@@ -141,7 +141,7 @@ class LegacyTarContainer(LegacyBase):
 
     def _fits(self, cursor: PickleCursor, dtype: str, count: int) -> bool:
         left = cursor.stop - cursor.position - _WORD
-        return count >= 0 and byte_count(dtype, count) <= left
+        return count >= 0 and storage_byte_count(dtype, count) <= left
 
     def _read_views(self, cursor: PickleCursor) -> None:
         result = self._next(cursor, "storage views")

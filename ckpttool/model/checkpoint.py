@@ -226,7 +226,9 @@ class Checkpoint:
             inner = Checkpoint(reader.path, reader, self.limits, nesting=self._nesting + 1)
             self._results += inner._results
             facts["dangerous"] = _dangerous(inner._results)
-            facts["readable"] = inner.readable
+            deeper = [item for item in inner.anomalies if item.code == "nested-pickle"]
+            readable = inner.readable and all(item.facts["readable"] for item in deeper)
+            facts["readable"] = readable
         self.anomalies.append(Anomaly("nested-pickle", name, **facts))
 
     # Describing.
@@ -257,6 +259,8 @@ class Checkpoint:
                 self.sections[name] = Section(name, type_name(value), count, size)
         else:
             self._gather(find_tensors(self.tree, "", walk), values)
+        for storage in walk.storages:
+            self._storages.add_whole(storage)
         if walk.stopped is not None:
             raise LimitError(walk.stopped, limit="depth")
 

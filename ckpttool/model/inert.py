@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckpttool.formats.dtypes import byte_count
+from ckpttool.formats.dtypes import storage_byte_count
 from ckpttool.formats.values import (
     GlobalRef,
     NumpyArray,
@@ -96,7 +96,7 @@ def stored_bytes(value: Any) -> int:
         if isinstance(item, TensorValue):
             if item.storage is not None:
                 storage = item.storage
-                sizes[storage.key] = byte_count(storage.dtype, storage.numel)
+                sizes[storage.key] = storage_byte_count(storage.dtype, storage.numel)
             children: Any = (item.parts or {}).values()
         elif isinstance(item, dict):
             children = item.values()

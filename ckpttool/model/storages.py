@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from ckpttool.formats.dtypes import BITS, byte_count
+from ckpttool.formats.dtypes import BITS, STORAGE_BITS, storage_byte_count
 from ckpttool.formats.values import StorageRef, TensorValue
 
 
 def storage_bytes(storage: StorageRef) -> int:
     """The size of a storage in bytes, as the pickle declares it."""
-    return byte_count(storage.dtype, storage.numel)
+    return storage_byte_count(storage.dtype, storage.numel)
 
 
 def count_and_reach(
@@ -60,6 +60,14 @@ class Storages:
                 self._first[key] = extent
         return -(-numel * bits // 8)
 
+    def add_whole(self, storage: StorageRef) -> None:
+        """Notes a storage that is saved as such, without a tensor."""
+        extent = (0, storage_bytes(storage))
+        if storage.key in self.refs:
+            self._add_another(storage, extent)
+        else:
+            self.refs[storage.key], self._first[storage.key] = storage, extent
+
     def _measure(self, value: TensorValue) -> tuple[int, int]:
         """`count_and_reach`, worked out once for each shape and stride."""
         known = count_and_reach(value.shape, value.stride)
@@ -77,7 +85,7 @@ class Storages:
         """(key, bytes that the pickle declares, one past the last byte that a tensor reaches)."""
         first, more = self._first, self._more
         for key, storage in self.refs.items():
-            size = -(-storage.numel * BITS.get(storage.dtype, 0) // 8)
+            size = storage.numel * STORAGE_BITS.get(storage.dtype, 0) // 8
             ranges = more.get(key)
             yield key, size, first[key][1] if ranges is None else max(stop for _, stop in ranges)
 

@@ -6,7 +6,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.errors import FormatError
-from ckpttool.formats.dtypes import byte_count
+from ckpttool.formats.dtypes import byte_count, storage_byte_count
 from ckpttool.model.storages import count_and_reach
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class TensorRef:
     def storage_nbytes(self) -> int:
         """Bytes of the whole storage that it lies in."""
         storage = self.value.storage
-        return 0 if storage is None else byte_count(storage.dtype, storage.numel)
+        return 0 if storage is None else storage_byte_count(storage.dtype, storage.numel)
 
     @property
     def subclass(self) -> str | None:

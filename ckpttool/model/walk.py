@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any
 
 from ckpttool.formats.limits import DEFAULT_LIMITS, ReaderLimits
-from ckpttool.formats.values import NumpyArray, Opaque, OrderedMap, TensorValue
+from ckpttool.formats.values import NumpyArray, Opaque, OrderedMap, StorageRef, TensorValue
 
 _LEAVES = frozenset({str, int, float, bool, type(None), bytes, bytearray, complex})
 _LONGEST_INTEGER_BITS = 256  # longer ones are only described: Python refuses to spell the largest
@@ -24,16 +24,18 @@ class Walk:
     """What carries over from one `find_tensors` to the next in the same file.
 
     `seen` are the containers that have been visited, by identity. `characters` is what is left for
-    names. `stopped` says in words which limit left something out, None if none did.
+    names. `stopped` says in words which limit left something out, None if none did. `storages` are
+    those that stand by themselves, without a tensor.
     """
 
-    __slots__ = ("characters", "depth", "seen", "stopped")
+    __slots__ = ("characters", "depth", "seen", "stopped", "storages")
 
     def __init__(self, limits: ReaderLimits = DEFAULT_LIMITS) -> None:
         self.seen: set[int] = set()
         self.depth = limits.depth
         self.characters = limits.pickle_bytes
         self.stopped: str | None = None
+        self.storages: list[StorageRef] = []
 
     def spend(self, name: str) -> bool:
         """Whether there is room for one more name."""
@@ -61,6 +63,8 @@ def find_tensors(
                 continue
             below = _members(value, walk.seen)
             if below is None and kind is not TensorValue:
+                if kind is StorageRef:
+                    walk.storages.append(value)
                 continue
             full = prefix + (key if type(key) is str else key_text(key))
             if not walk.spend(full):

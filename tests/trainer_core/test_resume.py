@@ -362,6 +362,13 @@ def test_moments_that_do_not_fit_change_nothing(running: Trainer, state: dict[st
     )
 
 
+def test_optimizer_state_that_is_no_mapping_changes_nothing(
+    running: Trainer, state: dict[str, Any]
+) -> None:
+    state["optimizer"]["state"][0] = 3
+    unchanged_by(running, state, CheckpointError, r"optimizer\.state\.0: is a int, not a mapping")
+
+
 def test_a_scheduler_that_refuses_changes_nothing(state: dict[str, Any]) -> None:
     class Refuses(lr_scheduler.StepLR):
         def load_state_dict(self, state_dict: Any) -> None:

@@ -163,19 +163,19 @@ def test_the_norm_that_clips_is_taken_in_the_models_order() -> None:
     def parts() -> tuple[nn.Module, torch.optim.Optimizer]:
         torch.manual_seed(3)
         model = nn.Sequential(*(nn.Linear(6, 6) for _ in range(20)))
-        groups = [{"params": layer.parameters()} for layer in reversed(model)]
-        return model, torch.optim.SGD(groups, lr=0.1)
+        groups = [{"params": layer.parameters()} for layer in reversed(list(model))]
+        return model, torch.optim.SGD(groups, lr=10.0)
 
     def loss_fn(model: nn.Module, batch: Any) -> torch.Tensor:
-        loss: torch.Tensor = (model(batch[0]) - batch[1]).square().sum()
-        return loss
+        losses = [layer(batch[0]).square().mean() for layer in model.children()]
+        return torch.stack(losses).sum()
 
     model, optimizer = parts()
-    trainer(model=model, optimizer=optimizer, loss_fn=loss_fn, grad_clip=0.01).fit(20)
+    trainer(model=model, optimizer=optimizer, loss_fn=loss_fn, grad_clip=0.5).fit(20)
     theirs, optimizer = parts()
     for step in range(20):
         loss_fn(theirs, batches()[step % 5]).backward()
-        nn.utils.clip_grad_norm_(theirs.parameters(), 0.01)
+        nn.utils.clip_grad_norm_(theirs.parameters(), 0.5)
         optimizer.step()
         optimizer.zero_grad()
     assert_equal(model, theirs)
@@ -193,8 +193,16 @@ def test_only_what_the_optimizer_trains_is_clipped() -> None:
     )
     before = model.second.weight.detach().clone()
     one.fit(1)
-    # The gradient is 3 in each of 8 places, so its norm is 6 sqrt 2, and clipped each is 1 / sqrt 8.
+    # The gradient is 3 in each of 8 places, its norm 6 sqrt 2; clipped, each is 1 / sqrt 8.
     torch.testing.assert_close(before - model.second.weight, torch.full((1, 8), 8**-0.5))
+
+
+def test_a_learning_rate_that_is_a_tensor_is_noted_as_it_was() -> None:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.5))
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    result = trainer(model=model, optimizer=optimizer, scheduler=scheduler).fit(30)
+    assert [record["lr"] for record in result.metrics] == [0.5 ** (1 + step) for step in range(30)]
 
 
 def test_bfloat16_autocast_is_that_of_a_bare_loop() -> None:
@@ -435,7 +443,7 @@ def test_the_step_to_train_to_is_needed() -> None:
         ({"precision": "fp8"}, ValueError),
         ({"coordinator": object()}, TypeError),
         ({"callbacks": [3]}, TypeError),
-        ({"config": 3}, Exception),
+        ({"config": 3}, TypeError),
     ],
 )
 def test_what_cannot_be_is_refused_at_once(options: dict[str, Any], error: type[Exception]) -> None:

@@ -67,6 +67,8 @@ class DyingManager(CheckpointManager):
 def main(arguments: list[str] | None = None) -> int:
     """Runs the demo; gives the exit status."""
     options = _parse(arguments)
+    # So small a model gains nothing from more, and on one the result depends on no number of cores.
+    torch.set_num_threads(1)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
         with warnings.catch_warnings():
@@ -92,7 +94,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("directory", metavar="DIR", help="where the checkpoints go")
-    add("--steps", type=_positive, default=300, help="train up to this step (300)")
+    add("--steps", type=_positive, default=400, help="train up to this step (400)")
     add("--every", type=_positive, default=50, help="steps between two checkpoints (50)")
     add("--keep-last", type=_positive, default=3, help="how many checkpoints stay (3)")
     add("--seed", type=_seed, default=0, help="for weights and data (0)")
