@@ -9,6 +9,7 @@ from ckpttool.actions.fix_pointer import WritePointer, require_valid
 from ckpttool.actions.newest import Newest, find_newest_valid, steps_at
 from ckpttool.actions.plan import Action, MakeDirectory, Plan
 from ckpttool.errors import RefusedError, UnreadableError, WriteError
+from ckpttool.model.directory import scan
 from ckpttool.model.names import POINTER_NAME, parse_step_file_name
 
 if TYPE_CHECKING:
@@ -52,7 +53,10 @@ class CopyFile(Action):
 
 
 class CopyPlan:
-    """What `copy` found and is about to do. `source` is None where there is no valid step."""
+    """What `copy` found and is about to do. `source` is None where there is no step to copy.
+
+    That is so without a valid step, and where one above it could not be checked.
+    """
 
     __slots__ = ("newest", "plan", "source")
 
@@ -73,19 +77,22 @@ def plan_copy(
 ) -> CopyPlan:
     """Verifies the source and plans its copy.
 
-    `source` is a directory, of which the newest valid step is taken, or `step`; or a file.
-    `destination` is a directory (one that does not exist yet ends in `/`) or a new name. Raises
-    RefusedError for a source that is not valid and for what would overwrite something without
-    `force`; UnreadableError and WriteError where a path is not what it should be.
+    `source` is a directory, of which the newest valid step is taken, or `step`; or a file. Nothing
+    is planned where a step above the newest valid one could not be checked. `destination` is a
+    directory (one that does not exist yet ends in `/`) or a new name. Raises RefusedError for a
+    source that is not valid, for a destination with the pointer's name, and for what would
+    overwrite something, or make a second file of its step, without `force`; UnreadableError and
+    WriteError where a path is not what it should be.
     """
     directory = steps_at(source)
     if step is None:
         newest = find_newest_valid(directory, progress=progress)
     else:
         newest = Newest(require_valid(directory, step, progress=progress), [])
-    if newest.found is None:
+    if newest.sure is None:
         return CopyPlan(None, newest, Plan())
-    file = newest.found.file
+    file = newest.sure.file
+    _refuse_pointer_name(destination)
     into = os.path.isdir(destination) or destination.endswith(os.sep)
     if with_pointer and not into:
         raise WriteError(destination, "is not a directory, so it can have no pointer")
@@ -108,12 +115,32 @@ def _check_target(source: str, target: str, force: bool) -> None:
         raise RefusedError(f"{target}: its name would say step {theirs}, but it holds step {ours}")
     if os.path.isdir(target):
         raise RefusedError(f"{target}: is a directory")
-    if not os.path.lexists(target):
-        return
     if os.path.exists(target) and os.path.samefile(source, target):
         raise RefusedError(f"{target}: is the very file that is to be copied")
-    if not force:
+    if force:
+        return
+    if os.path.lexists(target):
         raise _exists(target)
+    if theirs is not None:
+        _refuse_second_file(theirs, target)
+
+
+def _refuse_pointer_name(destination: str) -> None:
+    # In any case, as some file systems do not tell cases apart. With --force, too: a checkpoint in
+    # the pointer's place is never what is meant.
+    if os.path.basename(destination.rstrip(os.sep)).lower() == POINTER_NAME:
+        raise RefusedError(f"{destination}: is the pointer's name, which no copy can have")
+
+
+def _refuse_second_file(step: int, target: str) -> None:
+    """Of two files of one step in a directory nobody knows which is meant."""
+    directory, name = os.path.split(target)
+    if not os.path.isdir(directory or "."):
+        return
+    for file in scan(directory or ".").steps:
+        if file.step == step and file.name != name:
+            words = f"{file.name} beside it is of step {step} already; --force makes a second file"
+            raise RefusedError(f"{target}: {words}")
 
 
 def _pointer_action(directory: str, step: int, name: str, force: bool) -> Action:

@@ -78,8 +78,8 @@ class WritePointer(Action):
 class PointerFix:
     """What `fix-pointer` found and is about to do.
 
-    `target` is where the pointer belongs, None if there is no valid step; `right_already` that it
-    is there. `newest` holds what was looked at.
+    `target` is where the pointer belongs, None if there is no valid step or nobody knows which is
+    the newest; `right_already` that it is there. `newest` holds what was looked at.
     """
 
     __slots__ = ("directory", "newest", "plan", "right_already", "target")
@@ -110,6 +110,7 @@ def plan_fix_pointer(
 ) -> PointerFix:
     """Verifies, and plans a pointer to the newest valid step, or to `step`.
 
+    Nothing is planned where a step above the newest valid one could not be checked.
     Raises RefusedError where `step` is not valid, or where something stands in the pointer's place
     that cannot be replaced; UnreadableError where the directory, or the file of `step`, can't be
     read.
@@ -119,7 +120,7 @@ def plan_fix_pointer(
         newest = find_newest_valid(directory, progress=progress)
     else:
         newest = Newest(require_valid(directory, step, progress=progress), [])
-    fix = PointerFix(directory, newest, newest.found.file if newest.found else None)
+    fix = PointerFix(directory, newest, newest.sure.file if newest.sure else None)
     if fix.plan.actions:
         _refuse_directory(directory.pointer.path)
     return fix

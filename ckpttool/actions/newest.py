@@ -1,4 +1,8 @@
-"""The newest valid step of a directory, found from the top: nothing below it is read."""
+"""The newest valid step of a directory, found from the top: nothing below it is read.
+
+A newer step that is proven bad is passed over. One that could not be checked is not: it may be the
+newest valid one, so nothing is acted on until that is known.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +23,15 @@ if TYPE_CHECKING:
     Progress = Callable[[int, int, str], None]
 
 VALID = "valid"
+# States of verification that say nothing of the file: neither that it is good nor that it is bad.
+_UNCHECKED = frozenset({"unreadable", "changing"})
 
 
 class Judged(NamedTuple):
     """A step file and what verification says of it. `state` is `valid` or says why it is not.
 
-    `unchecked` is set where the file could not be read, so that nothing is known of it.
+    `unchecked` is set where the file could not be checked (not readable, a limit passed, changed
+    while it was read), so that nothing is known of it.
     """
 
     file: StepFile
@@ -51,19 +58,29 @@ class Judged(NamedTuple):
             "file": self.file.name,
             "state": self.state,
             "why": None if self.is_valid else self.why(),
+            "could_not_check": self.unchecked,
         }
 
 
 class Newest(NamedTuple):
-    """The newest valid step file, or None, and the newer ones passed over, newest first."""
+    """The newest step file that is proven valid, or None, and the newer ones, newest first.
+
+    `found` is the answer only where `unchecked` is empty; `sure` is it then, else None.
+    """
 
     found: Judged | None
     passed_over: list[Judged]
 
     @property
-    def unchecked(self) -> bool:
-        """Whether a file was passed over because it could not be read."""
-        return any(judged.unchecked for judged in self.passed_over)
+    def unchecked(self) -> list[Judged]:
+        """The files of higher steps that could not be checked, any of which may be the answer."""
+        floor = -1 if self.found is None else self.found.file.step
+        return [one for one in self.passed_over if one.unchecked and one.file.step > floor]
+
+    @property
+    def sure(self) -> Judged | None:
+        """The newest valid step file, or None where there is none, or where nobody knows."""
+        return None if self.unchecked else self.found
 
 
 def steps_at(path: str) -> CheckpointDirectory:
@@ -88,9 +105,21 @@ def judge(file: StepFile, *, quick: bool = False, progress: Progress | None = No
         report = verify(file.path, quick=quick, progress=progress)
     except UnreadableError as error:
         return Judged(file, error.reason, [], unchecked=True)
-    verdict = report.files[0]
-    unchecked = any(finding.facts.get("could_not_check") for finding in report.findings)
-    return Judged(file, verdict.state, report.findings, unchecked)
+    state = report.files[0].state
+    return Judged(file, state, report.findings, state in _UNCHECKED)
+
+
+def is_gone(judged: Judged) -> bool:
+    """Whether it could not be checked because somebody, say the trainer, deleted it meanwhile."""
+    if not judged.unchecked:
+        return False
+    try:
+        os.lstat(judged.file.path)
+    except FileNotFoundError:
+        return True
+    except OSError:  # who may not look does not know
+        return False
+    return False
 
 
 def _rank(file: StepFile) -> tuple[int, bool, str]:
@@ -101,11 +130,15 @@ def _rank(file: StepFile) -> tuple[int, bool, str]:
 def find_newest_valid(
     directory: CheckpointDirectory, *, quick: bool = False, progress: Progress | None = None
 ) -> Newest:
-    """Verifies step files from the highest step down to the first valid one."""
+    """Verifies step files from the highest step down to the first valid one.
+
+    What could not be checked on the way is in `Newest.unchecked`: ask `Newest.sure`.
+    """
     passed_over: list[Judged] = []
     for file in sorted(directory.steps, key=_rank, reverse=True):
         judged = judge(file, quick=quick, progress=progress)
         if judged.is_valid:
             return Newest(judged, passed_over)
-        passed_over.append(judged)
+        if not is_gone(judged):
+            passed_over.append(judged)
     return Newest(None, passed_over)

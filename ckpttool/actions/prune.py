@@ -1,7 +1,7 @@
 """Deletes old step files: valid ones that no rule keeps, oldest first, and nothing else.
 
 Damaged files neither count nor go: they may be all that is left to salvage, and `verify` must go on
-naming them. Links, directories, foreign names and temporaries are never touched.
+naming them. While any file could not be checked nothing goes at all. Links, directories, foreign names and temporaries are never touched.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckpttool.actions.newest import Judged, judge
+from ckpttool.actions.newest import Judged, is_gone, judge
 from ckpttool.actions.plan import Action, Plan
 from ckpttool.errors import UnreadableError, WriteError
 from ckpttool.model.directory import scan
@@ -102,10 +102,12 @@ class PrunePlan:
     """What `prune` found and is about to do.
 
     `deletions` are oldest first, `kept` and `passed_over` (what is not valid, and stays) ascend.
-    `newest_valid` is None where nothing is valid; then there is nothing to delete either.
+    `unchecked` are those of `passed_over` that could not be checked; while there are any, nothing
+    is deleted. `newest_valid` is None where nothing is valid, or nobody knows which is the newest;
+    then there is nothing to delete either.
     """
 
-    __slots__ = ("deletions", "kept", "newest_valid", "passed_over", "plan")
+    __slots__ = ("deletions", "kept", "newest_valid", "passed_over", "plan", "unchecked")
 
     def __init__(
         self,
@@ -116,7 +118,12 @@ class PrunePlan:
     ) -> None:
         self.kept = kept
         self.passed_over = passed_over
+        self.unchecked = [judged for judged in passed_over if judged.unchecked]
         self.newest_valid = kept[-1].file if kept else None
+        if self.newest_valid and any(
+            judged.file.step > self.newest_valid.step for judged in self.unchecked
+        ):
+            self.newest_valid = None
         self.deletions = [DeleteStep(directory.path, file) for file in going]
         self.plan = Plan([*self.deletions])
         if going:
@@ -139,7 +146,8 @@ def plan_prune(
     """Verifies every step file of the directory `path`, and plans which of the valid ones go.
 
     Kept are the `keep_last` newest valid steps, steps that are multiples of `keep_every`, those in
-    `keep`, and always the newest valid step and whatever the pointer names. Raises UnreadableError
+    `keep`, and always the newest valid step and whatever the pointer names; and everything, where
+    a step file could not be checked. Raises UnreadableError
     where the directory or its pointer can't be read, ValueError for a `keep_last` below 1.
     """
     if keep_last < 1 or (keep_every is not None and keep_every < 1):
@@ -151,9 +159,13 @@ def plan_prune(
         raise UnreadableError(pointer.path, f"could not be read: {pointer.problem}")
     judged = [judge(file, progress=progress) for file in directory.steps]
     # What another process deleted meanwhile is nobody's concern any more.
-    judged = [one for one in judged if not one.unchecked or os.path.lexists(one.file.path)]
+    judged = [one for one in judged if not is_gone(one)]
     valid = [one.file for one in judged if one.is_valid]
     reasons = _reasons(valid, pointer, keep_last, keep_every, set(keep))
+    if any(one.unchecked for one in judged):
+        # It may be the newest, or one that the others were to be kept beside.
+        for why in reasons.values():
+            why.append("a step file could not be checked")
     kept = [Kept(file, reasons[file.name]) for file in valid if reasons[file.name]]
     going = [file for file in valid if not reasons[file.name]]
     return PrunePlan(directory, kept, going, [one for one in judged if not one.is_valid])

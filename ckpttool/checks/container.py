@@ -695,19 +695,23 @@ class PaddingUsed(ContainerCheck):
 
 class TensorNotUnderstood(ContainerCheck):
     id = "FIL130"
-    severity = Severity.WARNING
     codes = ("call-malformed",)
     title = "The description of a tensor makes no sense"
-    meaning = "The pickle describes a tensor or a storage in a way that this tool cannot follow."
-    why = "Its size is not compared with its bytes. torch may refuse it, or know better."
-    mends = "Nothing has to be done if torch loads it."
+    meaning = "The pickle describes a tensor or a storage in a way that nobody can follow."
+    why = "torch refuses it, or makes something else of it than was saved."
+    mends = "Resume from another step."
     by_sibling = False
 
     @classmethod
     def look(cls, subject: FileSubject) -> Iterator[Finding]:
-        """Only for what stands for tensors: other calls are shown as they are, and do no harm."""
+        """Only for what stands for tensors: other calls are shown as they are, and do no harm.
+
+        In a plain pickle storages are objects of their own, which is no fault there.
+        """
+        if subject.checkpoint.container is None:
+            return
         for anomaly in list(subject.seen(*cls.codes))[: cls.most]:
-            path = str(anomaly.facts.get("path", ""))
+            path = str(anomaly.facts.get("call", ""))
             if path.startswith("torch.") or path == "persistent id":
                 words = f"a call of {path[:120]} makes no sense: {anomaly.facts.get('reason')}"
                 place = subject.place(anomaly.record)

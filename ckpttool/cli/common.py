@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from ckpttool.exitcodes import ExitCode
 
 from ckpttool.render.text import Printer, escape
 
@@ -91,8 +94,42 @@ def show_end(printer: Printer, dry_run: bool) -> None:
     printer.line("dry run: nothing was changed" if dry_run else printer.colour("done", "ok"))
 
 
-def no_valid_step(path: str, newest: Newest) -> str:
-    """Why there is no newest valid step, in one line."""
+def say_no_step(path: str, newest: Newest, *, takes_step: bool) -> ExitCode:
+    """Says on standard error why there is no newest valid step to act on; gives the exit code.
+
+    `takes_step` says whether the verb has `--step`, with which one goes on all the same.
+    """
+    printer = Printer(sys.stderr)
+    if not newest.unchecked:
+        printer.line(f"ckpttool: {escape(_no_valid_step(path, newest))}")
+        return ExitCode.FINDINGS
+    show_unchecked(printer, newest.unchecked)
+    where = f"ckpttool: {escape(path)}"
+    if newest.found is None:
+        printer.line(f"{where}: no step is proven valid")
+        return ExitCode.COULD_NOT_FINISH
+    step = newest.found.file.step
+    how = "make the file readable or move it away"
+    if takes_step:
+        how += f", or take step {step} knowingly with --step {step}"
+    else:
+        how += f", or go on from step {step} knowingly with {escape(newest.found.file.name)}"
+    printer.line(
+        f"{where}: nobody knows whether step {step}, which is valid, is the newest; "
+        f"nothing was done: {how}"
+    )
+    return ExitCode.COULD_NOT_FINISH
+
+
+def show_unchecked(printer: Printer, unchecked: list[Judged]) -> None:
+    """One line for each step file that could not be checked, and why."""
+    for judged in unchecked:
+        step = printer.colour(f"step {judged.file.step}", "warning")
+        name = escape(judged.file.name)
+        printer.line(f"{step} could not be checked: {name}: {escape(judged.why())}")
+
+
+def _no_valid_step(path: str, newest: Newest) -> str:
     if not newest.passed_over:
         return f"{path}: no valid step: there are no step files"
     count = len(newest.passed_over)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,7 +12,7 @@ from ckpttool.cli.common import (
     end_cleanly_when_terminated,
     example,
     json_option,
-    no_valid_step,
+    say_no_step,
     show_end,
     show_passed_over,
     show_plan,
@@ -21,7 +20,7 @@ from ckpttool.cli.common import (
     write_json,
 )
 from ckpttool.exitcodes import ExitCode
-from ckpttool.render.text import Printer, escape
+from ckpttool.render.text import Printer
 
 if TYPE_CHECKING:
     from ckpttool.actions.copy import CopyPlan
@@ -53,7 +52,9 @@ def command(
 
     SRC is a directory or a step file. DEST is a directory (one that does not exist yet ends in
     "/") or a new name. The source is verified first; the copy is read back before it gets its
-    name, and keeps mode and time. Nothing is overwritten without --force (exit code 4).
+    name, and keeps mode and time. Nothing is overwritten without --force, nor is a second file
+    of one step made in a directory; a copy never has the pointer's name (exit code 4). Where a
+    newer step could not be checked nothing is copied (exit code 3), except with --step.
     """
     from ckpttool.actions.copy import plan_copy
 
@@ -69,15 +70,14 @@ def command(
     if as_json:
         write_json(_document(source, copy, dry_run))
     if copy.source is None:
-        Printer(sys.stderr).line(f"ckpttool: {escape(no_valid_step(source, copy.newest))}")
-        return ExitCode.COULD_NOT_FINISH if copy.newest.unchecked else ExitCode.FINDINGS
+        return say_no_step(source, copy.newest, takes_step=True)
     if not as_json:
         show_end(Printer(), dry_run)
     return ExitCode.OK
 
 
 def _document(source: str, copy: CopyPlan, dry_run: bool) -> dict[str, Any]:
-    found = copy.newest.found
+    found = copy.newest.sure
     return {
         "path": source,
         "dry_run": dry_run,

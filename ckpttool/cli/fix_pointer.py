@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,8 +10,8 @@ from ckpttool.cli.common import (
     dry_run_option,
     example,
     json_option,
-    no_valid_step,
     path_argument,
+    say_no_step,
     show_end,
     show_passed_over,
     show_plan,
@@ -44,6 +43,7 @@ def command(path: str, step: int | None, dry_run: bool, as_json: bool) -> ExitCo
 
     Steps are verified from the highest number down, until one is valid. The pointer is written
     durably and read again. Without a valid step nothing is written, and the exit code is 1.
+    Nor is anything where a newer step could not be checked (exit code 3), except with --step.
     """
     from ckpttool.actions.fix_pointer import plan_fix_pointer
 
@@ -57,8 +57,7 @@ def command(path: str, step: int | None, dry_run: bool, as_json: bool) -> ExitCo
     elif fix.plan.actions:
         show_end(Printer(), dry_run)
     if fix.target is None:
-        Printer(sys.stderr).line(f"ckpttool: {escape(no_valid_step(path, fix.newest))}")
-        return ExitCode.COULD_NOT_FINISH if fix.newest.unchecked else ExitCode.FINDINGS
+        return say_no_step(path, fix.newest, takes_step=True)
     return ExitCode.OK
 
 

@@ -11,8 +11,8 @@ import click
 from ckpttool.cli.common import (
     example,
     json_option,
-    no_valid_step,
     path_argument,
+    say_no_step,
     show_passed_over,
     with_progress,
     write_json,
@@ -36,27 +36,25 @@ def command(path: str, quick: bool, as_json: bool) -> ExitCode:
     """Print the path of the newest valid step in PATH, and nothing else.
 
     Steps are verified from the highest number down, until one is valid; newer ones that are not
-    are named on standard error. Without a valid step nothing is printed, and the exit code is 1
-    (3 where a file could not be read, so that nobody knows).
+    are named on standard error. Without a valid step nothing is printed, and the exit code is 1;
+    it is 3 where a newer step could not be checked, so that nobody knows which is the newest.
     """
     from ckpttool.actions.newest import find_newest_valid, steps_at
-    from ckpttool.render.text import Printer, escape
+    from ckpttool.render.text import Printer
 
     newest: Newest = with_progress(find_newest_valid, steps_at(path), quick=quick)
     if as_json:
         write_json(_document(path, quick, newest))
-    printer = Printer(sys.stderr)
-    if newest.found is None:
-        printer.line(f"ckpttool: {escape(no_valid_step(path, newest))}")
-        return ExitCode.COULD_NOT_FINISH if newest.unchecked else ExitCode.FINDINGS
-    show_passed_over(printer, newest.passed_over)
+    if newest.sure is None:
+        return say_no_step(path, newest, takes_step=False)
+    show_passed_over(Printer(sys.stderr), newest.passed_over)
     if not as_json:
-        _print_path(newest.found.file.path)
+        _print_path(newest.sure.file.path)
     return ExitCode.OK
 
 
 def _document(path: str, quick: bool, newest: Newest) -> dict[str, Any]:
-    found = newest.found
+    found = newest.sure
     return {
         "path": path,
         "quick": quick,

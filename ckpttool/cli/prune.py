@@ -12,6 +12,7 @@ from ckpttool.cli.common import (
     example,
     json_option,
     path_argument,
+    show_unchecked,
     with_progress,
     write_json,
 )
@@ -52,9 +53,10 @@ def command(
 ) -> ExitCode:
     """Delete the valid step files in PATH that no rule keeps.
 
-    Every step file is verified first. Damaged ones neither count nor go. What the pointer names
-    and the newest valid step always stay, and nothing but step files is ever touched. It asks
-    before it deletes; where there is nobody to ask, it wants --yes.
+    Every step file is verified first. Damaged ones neither count nor go. While any could not be
+    checked, nothing is deleted, and the exit code is 3. What the pointer names and the newest
+    valid step always stay, and nothing but step files is ever touched. It asks before it deletes;
+    where there is nobody to ask, it wants --yes.
     """
     from ckpttool.actions.prune import carry_out, plan_prune
 
@@ -62,7 +64,7 @@ def command(
         plan_prune, path, keep_last=keep_last, keep_every=keep_every, keep=keep
     )
     going = bool(prune.deletions) and not dry_run
-    if not as_json:
+    if not as_json and not prune.unchecked:
         _show(Printer(), prune)
     if going and not yes:
         _ask(len(prune.deletions))
@@ -76,15 +78,22 @@ def command(
 
 
 def _code(path: str, prune: PrunePlan) -> ExitCode:
-    if prune.newest_valid is not None:
-        return ExitCode.OK
-    if not prune.passed_over:
-        words, code = "no step files, so nothing to delete", ExitCode.FINDINGS
-    else:
-        words, code = "no step is valid, so nothing is deleted", ExitCode.FINDINGS
-    if any(judged.unchecked for judged in prune.passed_over):
+    printer = Printer(sys.stderr)
+    if prune.unchecked:
+        show_unchecked(printer, prune.unchecked)
+        words = "nothing was deleted: make the file readable or move it away, then prune again"
         code = ExitCode.COULD_NOT_FINISH
-    Printer(sys.stderr).line(f"ckpttool: {escape(path)}: {words}")
+    elif prune.newest_valid is not None:
+        return ExitCode.OK
+    else:
+        any_steps = bool(prune.passed_over)
+        words = (
+            "no step is valid, so nothing is deleted"
+            if any_steps
+            else "no step files, so nothing to delete"
+        )
+        code = ExitCode.FINDINGS
+    printer.line(f"ckpttool: {escape(path)}: {words}")
     return code
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ckpttool.io.reading import FileReader
 
 HEAD_BYTES = 1 << 12
+_ZERO_STEP_BYTES = 64 << 20
 
 
 class Sniffed(NamedTuple):
@@ -104,7 +105,10 @@ def _by_content(reader: FileReader, head: bytes) -> Sniffed | None:
 
 
 def _zeros(reader: FileReader) -> Sniffed:
-    for chunk in reader.chunks(0, reader.size):
-        if chunk.obj.count(0, 0, len(chunk)) < len(chunk):  # type: ignore[attr-defined]
-            return Sniffed("unknown", "no known format; it begins with zeros", {})
+    position = reader.next_data(0)
+    while position < reader.size:
+        for chunk in reader.chunks(position, _ZERO_STEP_BYTES):
+            if chunk.obj.count(0, 0, len(chunk)) < len(chunk):  # type: ignore[attr-defined]
+                return Sniffed("unknown", "no known format; it begins with zeros", {})
+        position = reader.next_data(min(reader.size, position + _ZERO_STEP_BYTES))
     return Sniffed("zeros", f"nothing but zeros ({reader.size:,} bytes)", {"size": reader.size})

@@ -250,7 +250,7 @@ class ZipContainer(Container):
 
 def trailing_zeros(reader: FileReader, floor: int) -> int:
     """How many zero bytes the file ends with, counted back to `floor` at most."""
-    position = reader.size
+    position = max(floor, reader.data_end())
     while position > floor:
         low = max(floor, position - _ZERO_STEP_BYTES)
         filled = len(reader.read(low, position - low).rstrip(b"\0"))

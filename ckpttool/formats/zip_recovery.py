@@ -216,6 +216,7 @@ class _Walk:
         """Every signature from `position` on, as (offset, its four bytes)."""
         length = _FIRST_CHUNK_BYTES
         while position < self.reader.size and self.candidates < _MOST_CANDIDATES:
+            position = max(position, self.reader.next_data(position))
             data = self.reader.read(position, length)
             length = min(2 * length, _CHUNK_BYTES)
             for match in _SIGNATURES.finditer(data):

@@ -47,6 +47,16 @@ if TYPE_CHECKING:
 
 _WINDOW_BYTES = 1024
 _PADDING = b"Z"
+# MS-DOS's mark of a directory in the external attributes: torch's reader gives such a record no
+# content at all, and the tensor whatever was in memory.
+_DIRECTORY_BIT = 0x10
+# Fields of the directory's entries that torch's reader never looks at.
+_UNREAD = frozenset(
+    (
+        *("version made by", "version needed", "time", "date", "internal attributes"),
+        "external attributes",
+    )
+)
 # The tail of torch's zip64 end record: size of the rest, made by, needed, disk, directory's disk.
 _TORCH_ZIP64 = (44, 0x031E, 45, 0, 0)
 
@@ -121,14 +131,15 @@ def check_structure(container: ZipContainer) -> Iterator[Anomaly]:
     In a file as torch wrote it no byte outside of the contents can change unseen: each one is part
     of a field with a second copy, of a constant (versions, times, attributes, disk numbers), of the
     padding (all `Z`), or of a length or offset that has to lead to the next structure without a
-    gap. What does no harm in torch's eyes is reported too, with `harmless=True`: torch looks at
-    none of the constants, and takes sizes and checksums from the directory alone.
+    gap. What does no harm in torch's eyes is reported too, with `harmless=True`: of the constants
+    torch looks at the disk numbers and the mark of a directory alone, and it takes sizes and
+    checksums from the central directory.
 
     In a file that another tool zipped some bytes may change unseen, without harm, since they have
-    no second copy and nothing reads them: version made by, version needed, internal and external
-    attributes, comments, and extra fields other than zip64. Compressed data may change where it
-    still gives the same content (the unused bits of its last byte; a repetition taken from another
-    place with the same bytes).
+    no second copy and nothing reads them: version made by, version needed, internal attributes,
+    external ones but for the mark of a directory, comments, and extra fields other than zip64.
+    Compressed data may change where it still gives the same content (the unused bits of its last
+    byte; a repetition taken from another place with the same bytes).
 
     Gives nothing for a file whose directory is gone: there is nothing to compare with then.
     """
@@ -184,6 +195,11 @@ def _check_constants(header: CentralHeader) -> Iterator[Anomaly]:
             yield Anomaly(
                 "central-directory-damaged", header.name, field="disk", found=header.disk, usual=0
             )
+        if header.external & _DIRECTORY_BIT and header.size:
+            field = "external attributes"
+            yield Anomaly(
+                "central-directory-damaged", header.name, field=field, found=header.external
+            )
         return
     flags = FLAG_STREAMED if header.size else 0
     found: dict[str, tuple[int | bytes, int | bytes]]
@@ -207,7 +223,8 @@ def _check_constants(header: CentralHeader) -> Iterator[Anomaly]:
                 field=field,
                 found=_shown(value),
                 usual=_shown(usual),
-                harmless=field != "flags",
+                harmless=field in _UNREAD
+                and not (field == "external attributes" and header.external & _DIRECTORY_BIT),
             )
 
 
@@ -414,7 +431,8 @@ def _check_end(reader: FileReader, end: EndRecord, *, torch: bool) -> Iterator[A
         stop = end.zip64_position
         yield from _check_zip64(reader, end, torch=torch)
     elif torch:
-        yield Anomaly("zip64-mismatch", field="zip64 end record", found="none", harmless=True)
+        # There may be one that is damaged, and torch may find it where we do not.
+        yield Anomaly("zip64-mismatch", field="zip64 end record", found="none")
     gap = stop - end.directory - end.size
     if gap > 0 and end.directory == end.offset + end.shift:
         yield _gap(reader, stop - gap, gap, None)

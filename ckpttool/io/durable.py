@@ -29,6 +29,9 @@ _COPY_CHUNK = 1 << 20
 # Says "a directory cannot be fsynced here" on some network and FUSE file systems; not an I/O error.
 _NO_DIRECTORY_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.ENOSYS})
 # Says "no hard links here" (exFAT, some FUSE and network file systems).
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+# The attribute in which such an error carries the space in words, counted before tidying up.
+_SPACE = "ckpttool_space"
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EACCES})
 
 
@@ -80,7 +83,8 @@ def write_durably(
         os.fsync(file.fileno())
         file.close()
         _publish(temporary, target, replace=replace)
-    except BaseException:
+    except BaseException as error:
+        _note_space(error, lambda: _free_words(target))  # before the temporary gives its own back
         _discard(file, temporary)
         raise
     fsync_directory(os.path.dirname(target) or ".")
@@ -126,12 +130,16 @@ def copy_durably(
 
 
 def write_error(path: str | os.PathLike[str], error: OSError) -> WriteError:
-    """An OSError met while writing `path`, as a WriteError in plain words, with the free space."""
+    """An OSError met while writing `path`, as a WriteError in plain words.
+
+    For a full disk it says the free space at the failure; for a copy that was needed and was free.
+    """
     if isinstance(error, WriteError):
         return error
     reason = error.strerror or str(error) or type(error).__name__
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        reason += _free_space(os.path.dirname(os.fspath(path)) or ".")
+    _note_space(error, lambda: _free_words(os.fspath(path)))
+    if space := getattr(error, _SPACE, ""):
+        reason += f" ({space})"
     wrapped = WriteError(path, f"cannot write: {reason}")
     wrapped.errno = error.errno
     return wrapped
@@ -193,7 +201,18 @@ def _copy(reader: FileReader, destination: str, force: bool, progress: Progress 
         return reader.size
 
     mode = stat.S_IMODE(status.st_mode)
-    return write_durably(destination, write, mode=mode, replace=force)
+    before = _free_bytes(destination)
+    writing = f"{reader.size:,} bytes needed"
+    words = writing if before is None else f"{writing}, {before:,} free before"
+
+    def write_or_say(file: BinaryIO) -> int:
+        try:
+            return write(file)
+        except OSError as error:
+            _note_space(error, lambda: words)
+            raise
+
+    return write_durably(destination, write_or_say, mode=mode, replace=force)
 
 
 def _refuse_overwriting(source: str, destination: str, force: bool) -> None:
@@ -241,11 +260,23 @@ def _read_back(
         raise WriteError(destination, "what was read back differs from what was written")
 
 
-def _free_space(directory: str) -> str:
+def _note_space(error: BaseException, words: Callable[[], str]) -> None:
+    """Lets an error of a full disk carry the space, unless it does so already."""
+    if isinstance(error, OSError) and error.errno in _FULL and not hasattr(error, _SPACE):
+        setattr(error, _SPACE, words())
+
+
+def _free_words(path: str) -> str:
+    free = _free_bytes(path)
+    return "" if free is None else f"{free:,} bytes free"
+
+
+def _free_bytes(path: str) -> int | None:
+    """What an ordinary user may still write in the directory of `path`; None if nobody knows."""
     if not hasattr(os, "statvfs"):
-        return ""
+        return None
     try:
-        status = os.statvfs(directory)
+        status = os.statvfs(os.path.dirname(path) or ".")
     except OSError:
-        return ""
-    return f" ({status.f_bavail * status.f_frsize:,} bytes free)"
+        return None
+    return status.f_bavail * status.f_frsize

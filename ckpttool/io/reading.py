@@ -7,6 +7,7 @@ file position (so several threads may read through one `FileReader`), and costs 
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from typing import TYPE_CHECKING
@@ -83,6 +84,30 @@ class FileReader:
             offset += count
             remaining -= count
 
+    def next_data(self, offset: int) -> int:
+        """Where the next bytes lie that are stored at all, from `offset` on; `size` if none are.
+
+        A sparse file has holes, which read as zeros and can be terabytes long (`lseek(2)`,
+        SEEK_DATA). Where the system does not tell, everything counts as stored.
+        """
+        try:
+            return min(self.size, os.lseek(self._descriptor, offset, os.SEEK_DATA))
+        except OSError as error:
+            return self.size if error.errno == errno.ENXIO else offset
+        except AttributeError:
+            return offset
+
+    def data_end(self) -> int:
+        """An offset behind which nothing is stored; what lies there reads as zeros."""
+        low, high = 0, self.size
+        while low < high:
+            middle = (low + high) // 2
+            if self.next_data(middle) >= self.size:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
     def changed(self) -> bool:
         """Whether the file, or what its path leads to, is no longer what was opened.
 
@@ -142,6 +167,10 @@ class BytesReader(FileReader):
         self.size = len(data)
         self._data = data
         self._descriptor = -1
+
+    def next_data(self, offset: int) -> int:
+        """Bytes have no holes."""
+        return offset
 
     def changed(self) -> bool:
         """Bytes never change."""
