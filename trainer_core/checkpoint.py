@@ -95,12 +95,14 @@ class CheckpointManager:
         Whether a save is due is for the caller to ask. When this returns, file and pointer are safe
         on disk. Leftovers of writers that have died are removed. What goes wrong after that, in
         tidying up, is logged and never raised. Raises CheckpointError, and writes nothing, when
-        `state` holds another `step` than the one that it is saved as; see `atomic_torch_save`.
+        `state` has a `step` that is not the integer it is saved as; see `atomic_torch_save`.
         """
         path = self.path_for(step)
-        inside = state.get("step") if isinstance(state, Mapping) else None
-        if isinstance(inside, int) and inside != step:
-            raise CheckpointError(f"the state holds step {inside!r}, but is to be saved as {step}")
+        if isinstance(state, Mapping) and "step" in state:
+            inside = state["step"]
+            if type(inside) is not int or inside != step:
+                words = f"the state holds step {inside!r}, but is to be saved as {step}"
+                raise CheckpointError(words)
         atomic_torch_save(state, path)
         self._remember_own(path)
         self.point_to(step)

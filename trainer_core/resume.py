@@ -16,14 +16,25 @@ from typing import Any
 
 import torch
 
+from trainer_core.fitting import (
+    NEWER_OPTIONS,
+    check_loaded_options,
+    check_model,
+    check_optimizer,
+    is_ordinary,
+)
 from trainer_core.precision import PrecisionPlan
 from trainer_core.redaction import redact
-from trainer_core.state import CheckpointError
 
 _MOST_SHOWN = 8
 _MOST_NAMES = 4
-# State of torch's own optimizers that always has the parameter's shape.
-_LIKE_THE_PARAMETER = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
+# Between these a cast cannot fail.
+_FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+# What is in a parameter group without being an option of the optimizer, schedulers' notes included.
+_NOT_OPTIONS = frozenset(
+    {"params", "param_names", "name", "initial_lr", "max_lr", "min_lr"}
+    | {"base_momentum", "max_momentum"}
+)
 
 
 class ResumeWarning(UserWarning):
@@ -65,14 +76,16 @@ def apply(
 ) -> None:
     """Loads model, optimizer and scheduler; on any error all three are as before.
 
-    The error is torch's own, or a CheckpointError where torch would not notice: moments of another
-    shape than their parameter. The tensors in `state` are copied, never shared.
+    The error is torch's own, or a CheckpointError where torch would notice too late: see
+    `check_model` and `check_optimizer`. The tensors in `state` are copied, never shared.
     """
-    fits = _fits(state["model"], model.state_dict())
+    own = model.state_dict()
+    check_model(state["model"], own)
+    fits = _loads_plainly(model) and _fits(state["model"], own)
     with _all_or_nothing(None if fits else model, optimizer, scheduler):
         if not fits:  # torch's error, or hooks of the model that make it fit after all
             model.load_state_dict(state["model"])
-        _check_moments(state["optimizer"], optimizer, model)
+        check_optimizer(state["optimizer"], optimizer, model)
         _load_optimizer(state["optimizer"], optimizer)
         if scheduler is not None and state.get("scheduler") is not None:
             scheduler.load_state_dict(copy.deepcopy(state["scheduler"]))
@@ -81,11 +94,24 @@ def apply(
 
 
 def _fits(saved: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
+    """Whether copying cannot fail."""
     return saved.keys() == own.keys() and all(
-        isinstance(saved[name], torch.Tensor)
-        and isinstance(tensor, torch.Tensor)
+        is_ordinary(tensor)
+        and is_ordinary(saved[name])
         and saved[name].shape == tensor.shape
+        and (saved[name].dtype == tensor.dtype or {saved[name].dtype, tensor.dtype} <= _FLOATS)
         for name, tensor in own.items()
+    )
+
+
+def _loads_plainly(model: torch.nn.Module) -> bool:
+    """Whether no code but torch's runs in loading: others' may raise after the copying."""
+    return all(
+        not module._load_state_dict_pre_hooks
+        and not module._load_state_dict_post_hooks
+        and type(module).load_state_dict.__module__.startswith("torch.")
+        and type(module)._load_from_state_dict.__module__.startswith("torch.")
+        for module in model.modules()
     )
 
 
@@ -110,11 +136,22 @@ def _all_or_nothing(
 
 
 def _load_optimizer(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
-    optimizer.load_state_dict(dict(saved))
+    optimizer.load_state_dict({**saved, "param_groups": _completed(saved, optimizer)})
+    check_loaded_options(optimizer)
     for key, parameter in _pairs(saved, optimizer):
         if key in saved["state"] and parameter in optimizer.state:
             loaded = optimizer.state[parameter]
             optimizer.state[parameter] = _as_saved(loaded, saved["state"][key], None)
+
+
+def _completed(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """The saved groups, with the present run's value for options that older files don't have."""
+    groups = []
+    for index, group in enumerate(saved["param_groups"]):
+        here = optimizer.param_groups[index] if index < len(optimizer.param_groups) else {}
+        mine = {name: value for name, value in here.items() if name in NEWER_OPTIONS}
+        groups.append({**mine, **group})
+    return groups
 
 
 def _pairs(
@@ -144,33 +181,6 @@ def _as_saved(loaded: Any, saved: Any, key: Any) -> Any:
         pairs = zip(loaded, saved, strict=True)
         return type(loaded)(_as_saved(item, other, None) for item, other in pairs)
     return loaded
-
-
-def _check_moments(
-    saved: Mapping[str, Any], optimizer: torch.optim.Optimizer, model: torch.nn.Module
-) -> None:
-    """Raises CheckpointError for moments that don't fit: torch would fail only at the next step."""
-    for key, entry in saved["state"].items():
-        if not isinstance(entry, Mapping):
-            raise CheckpointError(
-                f"optimizer.state.{key}: is a {type(entry).__name__}, not a mapping"
-            )
-    sizes = [len(group["params"]) for group in saved["param_groups"]]
-    if sizes != [len(group) for group in _parameters(optimizer.param_groups)]:
-        return  # torch refuses that itself
-    if not type(optimizer).__module__.startswith("torch.optim"):
-        return  # others may keep theirs in another shape
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    for key, parameter in _pairs(saved, optimizer):
-        for part, value in saved["state"].get(key, {}).items():
-            if part not in _LIKE_THE_PARAMETER or not isinstance(value, torch.Tensor):
-                continue
-            if value.shape != parameter.shape:
-                raise CheckpointError(
-                    f"optimizer.state.{key}.{part} has shape {tuple(value.shape)}, while the "
-                    f"parameter at that place, {names.get(id(parameter), '(not in the model)')}, "
-                    f"has shape {tuple(parameter.shape)}"
-                )
 
 
 def _precision_differences(saved: Any, plan: PrecisionPlan) -> Iterator[str]:
@@ -229,6 +239,9 @@ def _one_group(
     old, new = saved.get("param_names"), list(here.get("param_names", known))
     if isinstance(old, (list, tuple)):
         yield from _name_differences(list(old), new)
+    extra = saved.keys() - here.keys() - NEWER_OPTIONS - _NOT_OPTIONS
+    if extra:
+        yield f"options that only the saved one has: {_some(sorted(map(str, extra)))}"
     if len(saved["params"]) != len(new):
         words = f" ({_some(new)})" if not isinstance(old, (list, tuple)) else ""
         saved_words = _number(len(saved["params"]), "parameter")
@@ -256,6 +269,8 @@ def _model_differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iter
     for name, tensor in own.items():
         old = saved.get(name)
         if not isinstance(old, torch.Tensor) or not isinstance(tensor, torch.Tensor):
+            continue
+        if old.is_nested:  # has no shape; it is refused later
             continue
         if old.shape != tensor.shape:
             yield f"model.{name}: shape {tuple(old.shape)} saved, {tuple(tensor.shape)} here"

@@ -163,7 +163,8 @@ class Trainer:
         scaler and coordinator when `fit` has made the one and started the other. Checked first,
         changed after: on any error nothing is changed. Says in one ResumeWarning what is different
         here; what torch then refuses raises torch's own error. Raises CheckpointError for what is
-        not a training checkpoint. The position in the data is not part of a checkpoint.
+        not a training checkpoint, and for what this model or optimizer could not go on with. The
+        position in the data is not part of a checkpoint.
         """
         check_checkpoint(state)
         differences = resuming.differences(

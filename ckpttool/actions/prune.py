@@ -1,7 +1,8 @@
 """Deletes old step files: valid ones that no rule keeps, oldest first, and nothing else.
 
 Damaged files neither count nor go: they may be all that is left to salvage, and `verify` must go on
-naming them. While any file could not be checked nothing goes at all. Links, directories, foreign names and temporaries are never touched.
+naming them. While any file could not be checked nothing goes at all. Links, directories,
+foreign names and temporaries are never touched.
 """
 
 from __future__ import annotations

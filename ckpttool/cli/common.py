@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckpttool.exitcodes import ExitCode
-
 from ckpttool.render.text import Printer, escape
 
 if TYPE_CHECKING:
@@ -18,7 +17,8 @@ if TYPE_CHECKING:
     from ckpttool.actions.plan import Plan
 
 # No `exists=True`: a path that is missing is not wrong usage (2) but unreadable (3).
-PATH = click.Path()
+# What cannot be read is no wrong usage: opening it says so, with an exit code of its own.
+PATH = click.Path(readable=False)
 
 path_argument = click.argument("path", type=PATH, default=".", metavar="[PATH]")
 

@@ -34,7 +34,7 @@ Exit codes:
   1    findings of severity error (with --strict: warning)
   2    wrong usage
   3    could not finish: unreadable path, full disk, internal error
-  4    refused: the action would lose data and was not confirmed
+  4    refused: the action would lose data or run untrusted code, unconfirmed
   130  interrupted
 """
 

@@ -28,10 +28,10 @@ _TEMPORARY = re.compile(r"\.(?P<target>.+)\.tmp-(?P<pid>[0-9]+)(?:-[0-9a-z]+)?\Z
 _COPY_CHUNK = 1 << 20
 # Says "a directory cannot be fsynced here" on some network and FUSE file systems; not an I/O error.
 _NO_DIRECTORY_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.ENOSYS})
-# Says "no hard links here" (exFAT, some FUSE and network file systems).
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 # The attribute in which such an error carries the space in words, counted before tidying up.
 _SPACE = "ckpttool_space"
+# Says "no hard links here" (exFAT, some FUSE and network file systems).
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EACCES})
 
 

@@ -48,7 +48,8 @@ def show_finding(
     margin = len(indent) + 7 + 2 + len(finding.id) + 2
     printer.wrapped(f"{place}{escape(finding.words)}", first=first, rest=" " * margin)
     if finding.remedy and with_remedy:
-        printer.wrapped(escape(finding.remedy), first=" " * margin + "mend: ", rest=" " * margin)
+        # Never broken into lines: half a command, copied from a terminal, is another command.
+        printer.line(" " * margin + "mend: " + escape(finding.remedy))
 
 
 def _show_notes(printer: Printer, same: list[Finding]) -> None:
@@ -59,7 +60,7 @@ def _show_notes(printer: Printer, same: list[Finding]) -> None:
     words = f"{place_words(same[0].place)}{escape(same[0].words)}"
     printer.wrapped(words, first=" " * 6, rest=" " * 6)
     if same[0].remedy and len(same) == 1:
-        printer.wrapped(escape(same[0].remedy), first="      mend: ", rest=" " * 6)
+        printer.line("      mend: " + escape(same[0].remedy))
 
 
 def place_words(place: Place) -> str:

@@ -201,6 +201,17 @@ def test_saving_a_state_as_another_step_is_refused_and_writes_nothing(tmp_path: 
     assert names(tmp_path) == ["latest.json", name_of(4)]
 
 
+@pytest.mark.parametrize("inside", [6.0, "6", "8", None, True, [6], torch.tensor(6), 8])
+def test_a_step_that_is_not_the_integer_saved_as_is_refused(tmp_path: Path, inside: Any) -> None:
+    manager = saved(tmp_path, 4)
+    with pytest.raises(CheckpointError, match="holds step .*, but is to be saved as 6"):
+        manager.save(6, {**state_at(6), "step": inside})
+    with pytest.raises(CheckpointError, match="to be saved as 1"):
+        manager.save(1, {"step": True})
+    assert names(tmp_path) == ["latest.json", name_of(4)]
+    assert manager.save(6, {"weights": 1}).exists()  # without a step it is nobody's
+
+
 def test_a_state_that_cannot_be_pickled_leaves_everything_as_it_was(tmp_path: Path) -> None:
     manager = saved(tmp_path, 2, 4, keep_last=2)
     before = {name: (tmp_path / name).read_bytes() for name in names(tmp_path)}

@@ -414,6 +414,206 @@ def test_a_schedulers_lists_are_not_shared_with_what_was_given(state: dict[str, 
     assert one.state_dict()["scheduler"]["past"] == [1, 2, 5]
 
 
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda w: w.to_sparse(), "is a sparse_coo real tensor"),
+        (lambda w: w.to("meta"), "is a tensor on the meta device"),
+        (lambda w: w.to(torch.complex64), "is a dense complex tensor"),
+        (
+            lambda w: torch._empty_affine_quantized(
+                w.shape, scale=0.1, zero_point=0, dtype=torch.qint8
+            ),
+            "is a dense quantized tensor",
+        ),
+    ],
+    ids=["sparse", "meta", "complex", "quantized"],
+)
+def test_a_weight_that_is_not_dense_changes_nothing(
+    running: Trainer, state: dict[str, Any], make: Any, words: str
+) -> None:
+    state["model"]["second.weight"] = make(state["model"]["second.weight"])
+    unchanged_by(running, state, CheckpointError, rf"^model\.second\.weight: {words}")
+
+
+def test_a_hook_that_raises_after_the_copying_changes_nothing(
+    running: Trainer, state: dict[str, Any]
+) -> None:
+    def refuse(module: Any, keys: Any) -> None:
+        if same(module.first.weight, state["model"]["first.weight"]):
+            raise LookupError("not these weights")
+
+    running.model.register_load_state_dict_post_hook(refuse)
+    unchanged_by(running, state, LookupError, "not these weights")
+
+
+def test_a_buffer_that_cannot_be_copied_into_changes_no_weight(state: dict[str, Any]) -> None:
+    model = Net()
+    model.register_buffer("wide", torch.ones(1).expand(3))
+    one = new(model=model, make_scheduler=SCHEDULERS[3])
+    before = frozen(one)["model"]["first.weight"]
+    state["model"]["wide"] = torch.ones(3)
+    with pytest.raises(RuntimeError, match="wide"):
+        one.resume(state)
+    assert same(model.first.weight.detach(), before) and one.step == 0
+
+
+# The optimizer that saved and the one that goes on
+
+
+def stepped(kind: Any, steps: int = 2, **options: Any) -> Trainer:
+    model = Net()
+    one = new(model=model, optimizer=kind(model.parameters(), lr=0.01, **options))
+    if steps:
+        one.fit(steps)
+    return one
+
+
+OPTIM = torch.optim
+DENSE: list[tuple[Any, dict[str, Any]]] = [
+    (OPTIM.SGD, {}),
+    (OPTIM.SGD, {"momentum": 0.9}),
+    (OPTIM.Adam, {}),
+    (OPTIM.AdamW, {"amsgrad": True}),
+    (OPTIM.NAdam, {}),
+    (OPTIM.RAdam, {}),
+    (OPTIM.Adamax, {}),
+    (OPTIM.Adadelta, {}),
+    (OPTIM.Adagrad, {}),
+    (OPTIM.ASGD, {}),
+    (OPTIM.RMSprop, {}),
+    (OPTIM.RMSprop, {"momentum": 0.9, "centered": True}),
+    (OPTIM.Rprop, {}),
+    (OPTIM.Adafactor, {}),
+]
+
+
+@pytest.mark.parametrize(("kind", "options"), DENSE)
+def test_each_of_torchs_optimizers_goes_on_from_its_own(kind: Any, options: Any) -> None:
+    whole = stepped(kind, **options)
+    state = frozen(whole)
+    whole.fit(4)
+    again = stepped(kind, 0, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again.resume(state)
+    again.fit(4)
+    assert_same(again.state_dict(), whole.state_dict())
+
+
+@pytest.mark.parametrize(("kind", "options"), DENSE)
+@pytest.mark.parametrize(("saver", "its"), DENSE)
+def test_what_resumes_can_be_stepped_whoever_saved_it(
+    saver: Any, its: Any, kind: Any, options: Any
+) -> None:
+    one = stepped(kind, 1, **options)
+    before = frozen(one)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResumeWarning)
+        try:
+            one.resume(frozen(stepped(saver, **its)))
+        except CheckpointError:
+            assert_same(one.state_dict(), before)
+    assert one.fit(one.step + 1).steps == one.step
+
+
+@pytest.mark.parametrize(
+    ("saver", "kind", "words"),
+    [
+        (OPTIM.AdamW, OPTIM.SGD, "momentum, dampening, nesterov, which SGD needs"),
+        (OPTIM.SGD, OPTIM.AdamW, "betas, eps, amsgrad, which AdamW needs"),
+        (OPTIM.AdamW, OPTIM.Adamax, r"optimizer\.state\.0\.exp_inf: is missing"),
+    ],
+)
+def test_another_kind_of_optimizer_changes_nothing(saver: Any, kind: Any, words: str) -> None:
+    unchanged_by(stepped(kind), frozen(stepped(saver)), CheckpointError, words)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda s: s[0].update(exp_avg=None), r"state\.0\.exp_avg: is None, not a tensor"),
+        (lambda s: s[1].update(exp_avg_sq=[1.0]), r"state\.1\.exp_avg_sq: is a list"),
+        (lambda s: s[1].pop("exp_avg"), r"state\.1\.exp_avg: is missing"),
+        (lambda s: s[1].update(step=None), r"state\.1\.step: is None, not a number"),
+        (lambda s: s[1].update(step=3), r"state\.1\.step: is a number here, a tensor there"),
+        (lambda s: s[1].update(step=torch.ones(2)), r"state\.1\.step: is a Tensor, not a num"),
+        (lambda s: s[1].update(exp_avg=torch.tensor(1.0)), r"exp_avg has shape \(\)"),
+        (lambda s: s[1].update(exp_avg=s[1]["exp_avg"].to("meta")), r"exp_avg: .* meta device"),
+        (lambda s: s[1].update(exp_avg=s[1]["exp_avg"].to_sparse()), r"exp_avg: is a sparse_coo"),
+        (lambda s: s[1].update(exp_avg=s[1]["exp_avg"].long()), r"exp_avg: is .* of int64"),
+    ],
+)
+def test_state_that_could_not_be_stepped_changes_nothing(
+    running: Trainer, state: dict[str, Any], change: Any, words: str
+) -> None:
+    change(state["optimizer"]["state"])
+    unchanged_by(running, state, CheckpointError, words)
+
+
+@pytest.mark.parametrize(("name", "value"), [("lr", None), ("betas", 0.9), ("betas", (0.9,))])
+def test_options_of_another_kind_change_nothing(
+    running: Trainer, state: dict[str, Any], name: str, value: Any
+) -> None:
+    state["optimizer"]["param_groups"][0][name] = value
+    words = rf"optimizer\.param_groups\[0\]\.{name}: is .*, which AdamW cannot use"
+    unchanged_by(running, state, CheckpointError, words)
+
+
+def test_amsgrad_without_its_moments_changes_nothing(
+    running: Trainer, state: dict[str, Any]
+) -> None:
+    state["optimizer"]["param_groups"][0]["amsgrad"] = True
+    unchanged_by(running, state, CheckpointError, "max_exp_avg_sq: is missing")
+
+
+def test_options_that_older_files_lack_stay_as_they_are_here(state: dict[str, Any]) -> None:
+    (group,) = state["optimizer"]["param_groups"]
+    for name in ("foreach", "maximize", "capturable", "differentiable", "fused"):
+        del group[name]
+    group.pop("decoupled_weight_decay", None)
+    model = Net()
+    optimizer = OPTIM.AdamW(model.parameters(), lr=0.01, maximize=True, foreach=False)
+    one = new(model=model, optimizer=optimizer, make_scheduler=SCHEDULERS[3])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        one.resume(state)
+    (loaded,) = optimizer.param_groups
+    assert (loaded["maximize"], loaded["foreach"], loaded["fused"]) == (True, False, None)
+    assert one.fit(6).steps == 6
+
+
+def test_options_that_nothing_uses_here_are_told() -> None:
+    words = said(stepped(OPTIM.RAdam, 0), frozen(stepped(OPTIM.AdamW)))
+    assert "parameter group 0: options that only the saved one has: amsgrad" in words
+
+
+def test_no_state_or_none_for_frozen_parameters_is_honest(
+    running: Trainer, state: dict[str, Any]
+) -> None:
+    del state["optimizer"]["state"][0]
+    running.resume(state)
+    assert running.fit(6).steps == 6
+    state["optimizer"]["state"] = {}
+    running.resume(state)
+    assert running.fit(6).steps == 6
+
+
+def test_an_optimizer_that_lacks_an_option_after_loading_changes_nothing() -> None:
+    def made() -> Trainer:
+        model = nn.Linear(3, 2)
+        optimizer = Odd(model.parameters())
+        return new([torch.ones(1, 3)], model=model, optimizer=optimizer, loss_fn=total)
+
+    def total(model: nn.Module, batch: Any) -> torch.Tensor:
+        out: torch.Tensor = model(batch)
+        return out.sum()
+
+    state = frozen(made())
+    del state["optimizer"]["param_groups"][0]["lr"]
+    unchanged_by(made(), state, CheckpointError, "has no lr, which Odd needs")
+
+
 # What differs is said, in one warning, before anything else
 
 

@@ -151,3 +151,32 @@ def test_step_files_that_are_links_are_not_followed(tmp_path: Path) -> None:
     (run / outside.name).symlink_to(outside)
     copy(run, f"{tmp_path}/to/")
     assert names(tmp_path / "to") == ["step_000000000002.pt"]
+
+
+def test_never_in_the_pointers_place(tmp_path: Path, run: Path) -> None:
+    before = (run / "latest.json").read_bytes()
+    for destination in (
+        f"{run}/latest.json",
+        f"{tmp_path}/latest.json",
+        f"{tmp_path}/latest.json/",
+    ):
+        for force in (False, True):
+            with pytest.raises(RefusedError, match="pointer's name"):
+                copy(run, destination, force=force)
+    assert (run / "latest.json").read_bytes() == before
+    assert names(tmp_path) == ["run"]
+
+
+def test_no_second_file_of_a_step(tmp_path: Path, run: Path) -> None:
+    before = names(run)
+    with pytest.raises(RefusedError, match=r"step_000000000004\.pt beside it .*--force"):
+        copy(run / "step_000000000004.pt", run / "step_4.pt")
+    assert names(run) == before
+    write_step(tmp_path / "to", 6, name="step_6.pt")
+    with pytest.raises(RefusedError, match=r"step_6\.pt beside it"):
+        copy(run, tmp_path / "to")
+    assert names(tmp_path / "to") == ["step_6.pt"]
+    copy(run / "step_000000000004.pt", run / "step_4.pt", force=True)
+    assert names(run) == sorted([*before, "step_4.pt"])
+    copy(run, tmp_path / "to", step=2)  # another step's file is in nobody's way
+    assert names(tmp_path / "to") == ["step_000000000002.pt", "step_6.pt"]

@@ -71,6 +71,17 @@ def cut(path: Path) -> None:
     path.write_bytes(data[: len(data) // 2])
 
 
+def write_unchecked(directory: Path, step: int) -> Path:
+    """A step file that no reader within its limits can judge: lists, 20,000 deep."""
+    path = directory / f"step_{step:012d}.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        deep = b"\x80\x02" + b"]" * 20_000 + b"a" * 19_999 + b"."
+        archive.writestr("archive/data.pkl", deep)
+        archive.writestr("archive/byteorder", "little")
+        archive.writestr("archive/version", "3\n")
+    return path
+
+
 def names(directory: Path) -> list[str]:
     return sorted(os.listdir(directory))
 

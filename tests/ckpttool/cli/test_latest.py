@@ -18,6 +18,7 @@ from tests.ckpttool.cli.support import (
     flip,
     make_run,
     write_step,
+    write_unchecked,
 )
 
 
@@ -112,3 +113,41 @@ def test_unreadable_newest_is_not_called_absent(tmp_path: Path) -> None:
         pytest.skip("root may read anything")
     (tmp_path / "step_000000000002.pt").chmod(0)
     assert ckpttool("latest", tmp_path).returncode == 3
+
+
+def test_a_newer_step_that_could_not_be_checked_ends_it(tmp_path: Path) -> None:
+    """Step 6 may be the newest valid one: a script must not go on from step 4 unawares."""
+    make_run(tmp_path, 2, 4, 8)
+    write_unchecked(tmp_path, 6)
+    cut(tmp_path / "step_000000000008.pt")
+    for options in ([], ["--quick"]):
+        done = ckpttool("latest", tmp_path, *options)
+        assert (done.returncode, done.stdout) == (3, "")
+        first, last = done.stderr.splitlines()
+        assert first.startswith("step 6 could not be checked: step_000000000006.pt: FIL124: ")
+        assert "nobody knows whether step 4, which is valid, is the newest" in last
+    document = ckpttool_json("latest", tmp_path, code=3)
+    assert (document["step"], document["file"]) == (None, None)
+    assert [(one["step"], one["could_not_check"]) for one in document["passed_over"]] == [
+        (8, False),
+        (6, True),
+    ]
+    write_step(tmp_path, 10)  # above it nothing depends on step 6
+    assert ckpttool("latest", tmp_path).stdout == f"{tmp_path}/step_000000000010.pt\n"
+
+
+def test_only_a_file_that_could_not_be_checked_is_not_called_invalid(tmp_path: Path) -> None:
+    write_unchecked(tmp_path, 6)
+    done = ckpttool("latest", tmp_path)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "no step is proven valid" in done.stderr
+
+
+def test_what_is_proven_bad_is_passed_over_though_not_wholly_checked(tmp_path: Path) -> None:
+    make_run(tmp_path, 4)
+    path = write_unchecked(tmp_path, 6)
+    data = bytearray(path.read_bytes())
+    data[data.index(b"little")] ^= 1  # the checksum of another record proves the damage
+    path.write_bytes(data)
+    done = ckpttool("latest", tmp_path)
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path}/step_000000000004.pt\n")

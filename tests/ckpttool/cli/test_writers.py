@@ -22,6 +22,7 @@ from tests.ckpttool.cli.support import (
     names,
     pointer_of,
     write_step,
+    write_unchecked,
 )
 
 FIX = "fix-pointer"
@@ -252,3 +253,54 @@ def test_prune_asks_on_a_terminal(tmp_path: Path, answer: bytes, code: int, left
     assert process.wait(30) == code
     os.close(master)
     assert len(list(tmp_path.glob("*.pt"))) == left
+
+
+# a step that could not be checked
+
+
+def test_nothing_is_done_below_a_step_that_could_not_be_checked(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", 2, 4, pointer=2)
+    write_unchecked(run, 6)
+    before = snapshot(tmp_path)
+    verbs: list[list[str]] = [
+        [FIX, f"{run}"],
+        ["copy", f"{run}", f"{tmp_path}/to/"],
+        ["prune", f"{run}", "--keep-last", "1", "--yes"],
+    ]
+    for verb in verbs:
+        for more in ([], ["--dry-run"]):
+            done = ckpttool(*verb, *more)
+            assert done.returncode == 3, verb
+            assert done.stderr.startswith("step 6 could not be checked: step_000000000006.pt: FIL")
+        assert ("--step 4" in done.stderr) == (verb[0] != "prune")
+        document = ckpttool_json(*verb, code=3)
+        assert document["done"] is False
+        assert [one["could_not_check"] for one in document["passed_over"]] == [True]
+        assert document["delete" if verb[0] == "prune" else "plan"] == []
+        assert snapshot(tmp_path) == before
+    assert names(tmp_path) == ["run"]
+    assert ckpttool(FIX, run, "--step", "4").returncode == 0
+    assert pointer_of(run)["step"] == 4
+    assert ckpttool("copy", run, f"{tmp_path}/to/", "--step", "4").returncode == 0
+    assert names(tmp_path / "to") == ["step_000000000004.pt"]
+    done = ckpttool("copy", run, f"{tmp_path}/to/", "--step", "6")
+    assert done.returncode == 3
+
+
+def test_prune_deletes_nothing_above_a_step_that_could_not_be_checked(tmp_path: Path) -> None:
+    make_run(tmp_path, 4, 6, 8)
+    write_unchecked(tmp_path, 2)
+    document = ckpttool_json("prune", tmp_path, "--keep-last", "1", "--yes", code=3)
+    assert document["newest_valid"] == 8
+    assert [item["step"] for item in document["keep"]] == [4, 6, 8]
+    assert len(names(tmp_path)) == 5
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read anything")
+def test_a_step_without_permission_could_not_be_checked(tmp_path: Path) -> None:
+    make_run(tmp_path, 2, 4)
+    write_step(tmp_path, 6).chmod(0)
+    for verb in ("latest", FIX):
+        assert ckpttool(verb, tmp_path).returncode == 3
+    assert ckpttool("prune", tmp_path, "--keep-last", "1", "--yes").returncode == 3
+    assert len(names(tmp_path)) == 4

@@ -10,7 +10,13 @@ from typing import Any
 
 import pytest
 
-from ckpttool.formats.dtypes import BITS, STORAGE_DTYPES, TENSOR_CLASS_DTYPES, byte_count
+from ckpttool.formats.dtypes import (
+    BITS,
+    STORAGE_DTYPES,
+    TENSOR_CLASS_DTYPES,
+    byte_count,
+    storage_byte_count,
+)
 
 ASK = """
 import json, torch
@@ -75,7 +81,11 @@ def test_bytes_of_some_elements(dtype: str, elements: int, size: int) -> None:
 
 
 def test_elements_that_share_a_byte() -> None:
+    """Tensors of them reach over less than a byte each; their storages count whole bytes."""
     _, _, packed = torch_says()
-    for dtype, (elements, _) in packed.items():
-        assert byte_count(dtype, elements) == -(-elements * BITS[dtype] // 8)
-        assert byte_count(dtype, elements) <= elements
+    assert len(packed) == 2
+    for dtype, (elements, stored) in packed.items():
+        assert byte_count(dtype, elements) <= stored < elements
+        assert storage_byte_count(dtype, stored) == stored
+    assert storage_byte_count("float32", 3) == 12
+    assert storage_byte_count("no such dtype", 3) == 0

@@ -199,6 +199,46 @@ def test_full_disk(tmp_path: Path) -> None:
     assert error.errno == errno.ENOSPC
 
 
+class Space:
+    """A file system of 1,000 blocks of 4 KiB, of which one that is not yet removed takes all."""
+
+    f_frsize = 4096
+
+    def __init__(self, directory: Path) -> None:
+        self.f_bavail = 0 if names(directory) else 1000
+
+
+def test_free_space_is_counted_before_the_temporary_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(_: BinaryIO) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "statvfs", lambda _: Space(tmp_path))
+    with pytest.raises(OSError) as caught:
+        write_durably(tmp_path / "a", write)
+    assert str(write_error("a", caught.value)).endswith("No space left on device (0 bytes free)")
+
+
+def test_a_copy_says_what_it_needed_and_what_was_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(bytes(123_456))
+    (tmp_path / "to").mkdir()
+    monkeypatch.setattr(os, "statvfs", lambda _: Space(tmp_path / "to"))
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError) as caught:
+        copy_durably(source, tmp_path / "to" / "a")
+    assert names(tmp_path / "to") == []
+    words = str(write_error("a", caught.value))
+    assert words.endswith("(123,456 bytes needed, 4,096,000 free before)")
+
+
 def test_fsync_directory_tolerates_only_what_cannot_be_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,7 +38,7 @@ class IE(enum.IntEnum):
     A = 5
 
 
-NT = collections.namedtuple("NT", "a b")  # noqa: PYI024
+NT = collections.namedtuple("NT", "a b")
 
 
 class Sub(torch.Tensor):
@@ -149,7 +149,9 @@ def walk(root: Any) -> list[dict[str, Any]]:
             children = [(f"({index})", item) for index, item in enumerate(value)]
         elif isinstance(value, np.ndarray) and value.dtype == object:
             children = list(enumerate(value.flat))
-        elif isinstance(value, type) or callable(value) and not isinstance(value, torch.nn.Module):
+        elif isinstance(value, type) or (
+            callable(value) and not isinstance(value, torch.nn.Module)
+        ):
             continue
         else:
             children = list(getattr(value, "__dict__", {}).items())
