@@ -112,15 +112,18 @@ def check_optimizer(
 def check_loaded_options(optimizer: torch.optim.Optimizer) -> None:
     """The same for an optimizer that had the chance to fill in what older files lack."""
     for index, group in enumerate(optimizer.param_groups):
-        _refuse_missing(
-            index, [name for name in optimizer.defaults if name not in group], optimizer
-        )
+        missing = [name for name in _needed_options(optimizer) if name not in group]
+        _refuse_missing(index, missing, optimizer)
+
+
+def _needed_options(optimizer: torch.optim.Optimizer) -> list[str]:
+    return [name for name in optimizer.defaults if name not in NEWER_OPTIONS]
 
 
 def _check_options(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
+    needed = _needed_options(optimizer)
     pairs = zip(saved["param_groups"], optimizer.param_groups, strict=True)
     for index, (group, here) in enumerate(pairs):
-        needed = [name for name in optimizer.defaults if name not in NEWER_OPTIONS]
         _refuse_missing(index, [name for name in needed if name not in group], optimizer)
         for name in needed:
             if not _is_alike(group[name], here.get(name)):

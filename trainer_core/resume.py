@@ -149,8 +149,8 @@ def _completed(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> li
     groups = []
     for index, group in enumerate(saved["param_groups"]):
         here = optimizer.param_groups[index] if index < len(optimizer.param_groups) else {}
-        mine = {name: value for name, value in here.items() if name in NEWER_OPTIONS}
-        groups.append({**mine, **group})
+        lacking = (NEWER_OPTIONS & here.keys()) - group.keys()
+        groups.append({**group, **{name: here[name] for name in here if name in lacking}})
     return groups
 
 

@@ -148,17 +148,19 @@ def test_every_byte_of_a_records_data(path: Path) -> None:
 @pytest.mark.slow
 def test_every_byte_outside_of_the_records_data(path: Path) -> None:
     """2,000 places in headers, padding, descriptors, the directory and the end records: all found."""
-    harmless = 0
+    kinds: Counter[tuple[object, ...]] = Counter()
     for offset, mask in places(2000, inside=False):
         report = judge(path, corrupt.flip_byte(healthy(), offset, mask))
         where = f"byte {offset}, changed by {mask:#x}"
         assert report.findings, where
         if report.worst is not Severity.ERROR:
-            assert report.worst is Severity.WARNING, where
-            assert all(f.severity is Severity.WARNING for f in report.findings), where
-            assert loads_the_same(path), where
-            harmless += 1
-    assert 100 < harmless < 2000
+            assert {f.severity for f in report.findings} == {Severity.WARNING}, where
+            kind = tuple((f.id, f.facts.get("field")) for f in report.findings)
+            kinds[kind] += 1
+            if kinds[kind] < 30:  # of each kind of harmless change, some are put to the proof
+                assert loads_the_same(path), where
+    assert len(kinds) > 5
+    assert 100 < sum(kinds.values()) < 2000
 
 
 def loads_the_same(path: Path) -> bool:

@@ -204,7 +204,7 @@ def test_saving_a_state_as_another_step_is_refused_and_writes_nothing(tmp_path: 
 @pytest.mark.parametrize("inside", [6.0, "6", "8", None, True, [6], torch.tensor(6), 8])
 def test_a_step_that_is_not_the_integer_saved_as_is_refused(tmp_path: Path, inside: Any) -> None:
     manager = saved(tmp_path, 4)
-    with pytest.raises(CheckpointError, match="holds step .*, but is to be saved as 6"):
+    with pytest.raises(CheckpointError, match=r"holds step .*, but is to be saved as 6"):
         manager.save(6, {**state_at(6), "step": inside})
     with pytest.raises(CheckpointError, match="to be saved as 1"):
         manager.save(1, {"step": True})

@@ -161,6 +161,28 @@ def test_devices_of_what_has_no_storage(torch_says: Said) -> None:
         assert sorted(checkpoint.tensors) == ["two", "two.a", "two.b"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "code", "numbers"),
+    [
+        ("ComplexFloatStorage", "4f", [1.5 - 2j, 0.25 + 3j]),
+        ("ComplexDoubleStorage", "4d", [1.5 - 2j, 0.25 + 3j]),
+        ("ShortStorage", "2h", [258, -2]),
+        ("DoubleStorage", "2d", [1.5, -0.1]),
+        ("BoolStorage", "2?", [True, False]),
+        ("CharStorage", "2b", [1, -3]),
+    ],
+)
+def test_big_endian_numbers(kind: str, code: str, numbers: list[Any], tmp_path: Path) -> None:
+    parts = [part for n in numbers for part in ((n.real, n.imag) if "Complex" in kind else (n,))]
+    stream = PROTO_2 + listed(tensor(storage("0", 2, kind), 0, (2,))) + b"."
+    records = [("a/data.pkl", stream), ("a/byteorder", b"big"), ("a/version", b"3\n")]
+    records.append(("a/data/0", struct.pack(f">{code}", *parts)))
+    (tmp_path / "big.pt").write_bytes(corrupt.torch_zip(records))
+    with open_checkpoint(tmp_path / "big.pt") as checkpoint:
+        (ref,) = checkpoint.tensors.values()
+        assert [ref.numpy(mmap=mmap).tolist() for mmap in (True, False)] == [numbers] * 2
+
+
 # ---- views of storages in the legacy formats: counted once
 
 
