@@ -26,6 +26,8 @@ _Result = TypeVar("_Result")
 
 # Below this many bytes, starting threads costs more than they save.
 _WORTH_THREADS = 16 << 20
+# Below this many, starting processes costs more than mapping saves.
+_WORTH_MAPPING = 128 << 20
 _BATCH_BYTES = 8 << 20
 _BATCH_RECORDS = 256
 # Long enough to keep the cost of reporting out of sight, short enough for a moving bar.
@@ -116,13 +118,37 @@ def check_records(container: Container, workers: Workers) -> Iterator[Anomaly]:
     """
     total = sum(record.size for record in container.entries)
     batches = list(_batches(container.entries))
+    known = _mapped(container, workers, total)
 
     def work(batch: list[Record]) -> list[Anomaly]:
-        found = [_check_record(container, record, workers.meter) for record in batch]
+        found = [_check_record(container, record, workers.meter, known) for record in batch]
         return [anomaly for anomalies in found for anomaly in anomalies]
 
     for anomalies in workers.map(work, batches, total):
         yield from anomalies
+
+
+def _mapped(container: Container, workers: Workers, total: int) -> dict[Record, int]:
+    """Checksums of the records that lie in the file as they are, where it may be mapped."""
+    if total < _WORTH_MAPPING or workers.jobs < 2 or not container.has_checksums:
+        return {}
+    from ckpttool.io.mapped import can_map, mapped_checksums
+
+    if not can_map(container.reader):
+        return {}
+    spans: dict[Record, tuple[int, int]] = {}
+    for record in container.entries:
+        try:
+            span = container.span(record)
+        except FormatError:
+            continue  # it is read later on, and then said why it can't be
+        if span is not None and span[1] and record.crc is not None:
+            spans[record] = span
+    places = list(spans)
+    found = mapped_checksums(
+        container.reader, list(spans.values()), workers.jobs, workers.meter.add
+    )
+    return {places[place]: value for place, value in found.items()}
 
 
 def _batches(records: list[Record]) -> Iterator[list[Record]]:
@@ -138,7 +164,10 @@ def _batches(records: list[Record]) -> Iterator[list[Record]]:
         yield batch
 
 
-def _check_record(container: Container, record: Record, meter: Meter) -> list[Anomaly]:
+def _check_record(
+    container: Container, record: Record, meter: Meter, known: dict[Record, int]
+) -> list[Anomaly]:
+    """What is wrong with one record. `known` are checksums that have been taken already."""
     found = []
     try:
         span = container.span(record)
@@ -148,7 +177,9 @@ def _check_record(container: Container, record: Record, meter: Meter) -> list[An
         if record.crc is None or not container.has_checksums:
             meter.add(record.size)
             return found
-        actual = _crc32(container, record, span, meter)
+        actual = known.get(record)
+        if actual is None:
+            actual = _crc32(container, record, span, meter)
     except LimitError as error:
         return [Anomaly("record-limit", record.name, reason=str(error))]
     except FormatError as error:
