@@ -126,10 +126,25 @@ class Head(NamedTuple):
     device: str
 
 
+class _Numbers(dict[bytes, int]):
+    """Values of BININT1, BININT2 and BININT by their bytes, worked out when first asked for."""
+
+    def __missing__(self, raw: bytes) -> int:
+        number = self[raw] = int.from_bytes(raw[1:], "little")
+        return number
+
+
+class _Extents(dict[bytes, tuple[int, ...]]):
+    """The tuples that runs of such opcodes leave on the stack, by their bytes without the put."""
+
+    def __missing__(self, raw: bytes) -> tuple[int, ...]:
+        ints = _ONE_INT(raw, raw[:1] == b"(")
+        extent = self[raw] = tuple(int.from_bytes(one[1:], "little") for one in ints)
+        return extent
+
+
 class TensorRun:
-    """Reads tensors in one stride each; keeps what it has decoded, since heads and shapes
-    repeat.
-    """
+    """Reads tensors in one stride each; keeps what it has decoded: heads and shapes repeat."""
 
     __slots__ = ("_data", "_extents", "_heads", "_limit", "_memo", "_numbers")
 
@@ -137,9 +152,9 @@ class TensorRun:
         self._data = data
         self._memo = memo
         self._limit = memo_limit
-        self._extents: dict[bytes, tuple[int, ...]] = {}
+        self._extents = _Extents()
         self._heads: dict[tuple[bytes, ...], Head | None] = {}
-        self._numbers: dict[bytes, int] = {}
+        self._numbers = _Numbers()
 
     def forget_memo(self) -> None:
         """To be called when an entry of the memo may have changed that was there already."""
@@ -155,7 +170,7 @@ class TensorRun:
         if match is None:
             return None
         length, key, numel, offset, shape, stride, grad = match.group(3, 4, 7, 9, 10, 12, 14)
-        extent, strides = self._extent(shape), self._extent(stride)
+        extent, strides = self._extents[shape[:-5]], self._extents[stride[:-5]]
         if len(extent) != len(strides) or len(key) != length[0]:
             return None
         if extent:
@@ -177,8 +192,8 @@ class TensorRun:
         ):
             return None
         name = key.decode("ascii")
-        storage = StorageRef(head.dtype, name, head.device, self._number(numel))
-        start, needs_grad = self._number(offset), grad == b"\x88"
+        storage = StorageRef(head.dtype, name, head.device, self._numbers[numel])
+        start, needs_grad = self._numbers[offset], grad == b"\x88"
         tensor = TensorValue(storage, start, extent, strides, needs_grad, head.dtype)
         self._memo.leave_out(first, tensor, head.storage_class)
         return tensor, match.end(), last
@@ -200,19 +215,3 @@ class TensorRun:
             head = Head(max(places), storage_class, dtype, device)
         self._heads[names] = head
         return head
-
-    def _number(self, raw: bytes) -> int:
-        """The value of a BININT1, BININT2 or BININT."""
-        number = self._numbers.get(raw)
-        if number is None:
-            number = self._numbers[raw] = int.from_bytes(raw[1:], "little")
-        return number
-
-    def _extent(self, raw: bytes) -> tuple[int, ...]:
-        """The tuple that these opcodes, the last of them its put, leave on the stack."""
-        key = raw[:-5]
-        extent = self._extents.get(key)
-        if extent is None:
-            ints = _ONE_INT(key, key[:1] == b"(")
-            extent = self._extents[key] = tuple(int.from_bytes(i[1:], "little") for i in ints)
-        return extent

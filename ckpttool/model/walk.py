@@ -61,7 +61,9 @@ def find_tensors(
             kind = type(value)
             if kind in _LEAVES:
                 continue
-            below = _members(value, walk.seen)
+            # Most tensors have nothing but themselves; no need to look for attributes.
+            plain = kind is TensorValue and value.extra is None
+            below = None if plain else _members(value, walk.seen)
             if below is None and kind is not TensorValue:
                 if kind is StorageRef:
                     walk.storages.append(value)
