@@ -241,13 +241,16 @@ class CheckpointManager:
 
     def _newest_valid(self, but: Path | None = None) -> tuple[Path | None, list[Judged]]:
         """The newest valid file, `but` left out, and the newer ones that are not."""
-        from ckpttool.actions.newest import find_newest_valid
+        from ckpttool.actions.newest import find_newest_valid, judge
 
         directory = self._scan()
         if directory is None:
             return None, []
-        directory.steps = [file for file in directory.steps if but is None or file.name != but.name]
+        refused = [file for file in directory.steps if but is not None and file.name == but.name]
+        directory.steps = [file for file in directory.steps if file not in refused]
         newest = find_newest_valid(directory)
+        # What was refused counts among the others: whether it could be checked is asked later on.
+        newest.passed_over.extend(judge(file) for file in refused)
         for judged in newest.passed_over:
             logger.warning("%s is not valid: %s", judged.file.path, judged.why())
         found = None if newest.found is None else Path(newest.found.file.path)
@@ -255,9 +258,14 @@ class CheckpointManager:
 
     def _advice(self, found: Path | None, passed_over: list[Judged]) -> str:
         if found is not None:
+            step = parse_step_file_name(found.name)
+            command = self._command("fix-pointer")
+            if any(judged.unchecked for judged in passed_over):
+                # Something newer could not be checked: then the step has to be asked for by name.
+                command += f" --step {step}"
             return (
-                f"The newest valid step is {parse_step_file_name(found.name)} ({found.name}): "
-                f"`{self._command('fix-pointer')}` makes the pointer name it"
+                f"The newest valid step is {step} ({found.name}): "
+                f"`{command}` makes the pointer name it"
             )
         unchecked = sum(judged.unchecked for judged in passed_over)
         more = f", but {unchecked} could not be read" if unchecked else ""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     Progress = Callable[[int, int, str], None]
 
 VALID = "valid"
+_FAMILIES = {"TRU": 0, "FIL": 1, "SCH": 2}
 # States of verification that say nothing of the file: neither that it is good nor that it is bad.
 _UNCHECKED = frozenset({"unreadable", "changing"})
 
@@ -45,11 +46,15 @@ class Judged(NamedTuple):
         return self.state == VALID
 
     def why(self) -> str:
-        """Why it is not valid, in one line: the first error's id and words."""
-        for finding in self.findings:
-            if finding.severity.value == "error":
-                return f"{finding.id}: {finding.words}"
-        return self.state
+        """Why it is not valid, in one line: id and words of the error that says most.
+
+        What is dangerous comes before what is damaged, and that before what is not as it should be.
+        """
+        errors = [finding for finding in self.findings if finding.severity.value == "error"]
+        if not errors:
+            return self.state
+        worst = min(errors, key=lambda finding: _FAMILIES.get(finding.id[:3], len(_FAMILIES)))
+        return f"{worst.id}: {worst.words}"
 
     def as_dict(self) -> dict[str, Any]:
         """The judgement as plain data."""

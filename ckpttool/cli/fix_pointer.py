@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,6 +20,7 @@ from ckpttool.cli.common import (
     write_json,
 )
 from ckpttool.exitcodes import ExitCode
+from ckpttool.model.names import parse_step_file_name
 from ckpttool.render.text import Printer, escape
 from ckpttool.render.words import pointer_words
 
@@ -47,6 +49,10 @@ def command(path: str, step: int | None, dry_run: bool, as_json: bool) -> ExitCo
     """
     from ckpttool.actions.fix_pointer import plan_fix_pointer
 
+    if step is None and parse_step_file_name(os.path.basename(path)) is not None:
+        # Of one file alone the newest step is its own, and newer ones beside it would not count.
+        hint = "give its directory, and --step N to point at one step among those in it"
+        raise click.UsageError(f"PATH is a step file: {hint}")
     fix: PointerFix = with_progress(plan_fix_pointer, path, step=step)
     if not as_json:
         _show(Printer(), fix)

@@ -43,7 +43,7 @@ def show_finding(
     """Severity, id, place and words; below them what mends it."""
     severity = finding.severity.value
     label = printer.colour(severity, severity) + " " * (7 - len(severity))
-    place = place_words(finding.place)
+    place = _place_unless_said(finding)
     first = f"{indent}{label}  {finding.id}  "
     margin = len(indent) + 7 + 2 + len(finding.id) + 2
     printer.wrapped(f"{place}{escape(finding.words)}", first=first, rest=" " * margin)
@@ -57,10 +57,17 @@ def _show_notes(printer: Printer, same: list[Finding]) -> None:
     paths = [escape(finding.place.path) for finding in same]
     where = paths[0] if len(paths) == 1 else f"{plural(len(paths), 'file')}, {paths[0]} …"
     printer.line(f"{printer.colour('info', 'info')}  {same[0].id}  {where}")
-    words = f"{place_words(same[0].place)}{escape(same[0].words)}"
+    words = f"{_place_unless_said(same[0])}{escape(same[0].words)}"
     printer.wrapped(words, first=" " * 6, rest=" " * 6)
     if same[0].remedy and len(same) == 1:
         printer.line("      mend: " + escape(same[0].remedy))
+
+
+def _place_unless_said(finding: Finding) -> str:
+    """The place in front of the words, where these do not begin with it themselves."""
+    where = finding.place.record or finding.place.key
+    said = where is not None and finding.words.startswith(where)
+    return "" if said else place_words(finding.place)
 
 
 def place_words(place: Place) -> str:

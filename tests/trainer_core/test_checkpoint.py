@@ -519,6 +519,21 @@ def test_the_command_in_the_error_mends_the_directory(tmp_path: Path) -> None:
     assert step_of(manager.load_latest()) == 2
 
 
+def test_the_command_names_the_step_where_a_newer_one_could_not_be_checked(tmp_path: Path) -> None:
+    """A pickle that is nested beyond every limit is neither good nor proven bad."""
+    manager = saved(tmp_path, 2, 4, 6)
+    with zipfile.ZipFile(tmp_path / name_of(6), "w") as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02" + b"]" * 20_000 + b"a" * 19_999 + b".")
+        archive.writestr("archive/version", "3\n")
+    with pytest.raises(CheckpointError) as caught:
+        manager.load_latest()
+    command = str(caught.value).split("`")[1]
+    assert command == f"ckpttool fix-pointer {tmp_path} --step 4"
+    arguments = [sys.executable, "-m", *command.split()]
+    subprocess.run(arguments, check=True, capture_output=True)
+    assert step_of(manager.load_latest()) == 4
+
+
 @pytest.mark.parametrize("spelling", [".", "", "./.", "../{0}"])
 def test_the_current_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spelling: str

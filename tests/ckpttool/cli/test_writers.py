@@ -35,6 +35,15 @@ def snapshot(directory: Path) -> dict[str, bytes]:
 # fix-pointer
 
 
+def test_fix_pointer_does_not_take_one_file_for_its_directory(tmp_path: Path) -> None:
+    """Among that file alone it would be the newest, and the pointer would move back to it."""
+    make_run(tmp_path, 2, 4, pointer=4)
+    done = ckpttool(FIX, tmp_path / "step_000000000002.pt")
+    assert done.returncode == 2
+    assert "--step" in done.stderr
+    assert pointer_of(tmp_path)["step"] == 4
+
+
 def test_fix_pointer(tmp_path: Path) -> None:
     make_run(tmp_path, 2, 4, 6, 8, pointer=2)
     flip(tmp_path / "step_000000000008.pt")
