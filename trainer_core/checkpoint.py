@@ -250,7 +250,8 @@ class CheckpointManager:
         directory.steps = [file for file in directory.steps if file not in refused]
         newest = find_newest_valid(directory)
         # What was refused counts among the others: whether it could be checked is asked later on.
-        newest.passed_over.extend(judge(file) for file in refused)
+        judgements = (judge(file) for file in refused)
+        newest.passed_over.extend(judged for judged in judgements if not judged.is_valid)
         for judged in newest.passed_over:
             logger.warning("%s is not valid: %s", judged.file.path, judged.why())
         found = None if newest.found is None else Path(newest.found.file.path)

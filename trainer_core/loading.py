@@ -54,7 +54,9 @@ def load_state(path: str | os.PathLike[str], *, weights_only: bool = True) -> di
     that holds no dictionary. Checksums are not looked at: see `CheckpointManager.load_latest`.
     """
     where = os.fspath(path)
-    if not weights_only:
+    if weights_only:
+        _refuse_old_torch(where)
+    else:
         warnings.warn(f"{where}: {_WHAT_IT_MEANS}", TrustWarning, stacklevel=2)
     needed = _needed(where) if weights_only else None
     try:
@@ -66,6 +68,15 @@ def load_state(path: str | os.PathLike[str], *, weights_only: bool = True) -> di
     if not isinstance(state, dict):
         raise CheckpointError(f"{where}: holds a {type(state).__name__}, not a dictionary")
     return state
+
+
+def _refuse_old_torch(path: str) -> None:
+    """Before 2.6 files could get round torch's safe loading (CVE-2025-32434)."""
+    major, minor = (int(part) for part in torch.__version__.split(".")[:2])
+    if (major, minor) < (2, 6):
+        raise CheckpointError(
+            f"{path}: safe loading is not safe in torch {torch.__version__}: install 2.6 or newer"
+        )
 
 
 def _load(path: str, needed: list[str] | None) -> Any:

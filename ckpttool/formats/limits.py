@@ -16,7 +16,7 @@ class ReaderLimits(NamedTuple):
     """
 
     pickle_bytes: int = 1 << 29
-    opcodes: int = 100_000_000
+    opcodes: int = 50_000_000
     memo_entries: int = 50_000_000
     depth: int = 1_000
     inflated_bytes: int = 1 << 30

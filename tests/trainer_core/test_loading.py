@@ -203,3 +203,18 @@ def test_tensors_saved_on_another_device_come_to_the_cpu(tmp_path: Path) -> None
                 data = data.replace(tag, b"X\x06\x00\x00\x00cuda:0")
             new.writestr(info.filename, data)
     assert load_state(path)["w"].device.type == "cpu"
+
+
+def test_a_torch_whose_safe_loading_is_not_safe_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CVE-2025-32434: files could get round weights_only=True up to torch 2.5.1."""
+    path = tmp_path / "step_000000000001.pt"
+    torch.save({"step": 1}, path)
+    for version in ("2.5.1", "1.13.0+cu117"):
+        monkeypatch.setattr(torch, "__version__", version)
+        with pytest.raises(CheckpointError, match=r"torch .*2\.6 or newer"):
+            load_state(path)
+    for version in ("2.6.0", "2.13.0+cpu", "3.0.0a0+git123"):
+        monkeypatch.setattr(torch, "__version__", version)
+        assert load_state(path) == {"step": 1}
