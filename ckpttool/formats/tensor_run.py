@@ -62,25 +62,21 @@ class Memo(dict[int, Any]):
 
     Of the seven things that the spelling of a tensor memoizes hardly one is ever used again by what
     torch writes (the key of a storage that two tensors share); making them costs more than reading
-    the tensor.
+    the tensor. `runs` holds the tensors, in the order of their entries, with the class of their
+    storage, and `firsts` the index of the first entry that belongs to each.
     """
 
-    __slots__ = ("_firsts", "_runs", "closed")
+    __slots__ = ("closed", "firsts", "runs")
 
     def __init__(self) -> None:
         super().__init__()
         self.closed = False
-        self._firsts: list[int] = []
-        self._runs: list[tuple[TensorValue, GlobalRef]] = []
-
-    def leave_out(self, first: int, tensor: TensorValue, storage_class: GlobalRef) -> None:
-        """Remember what belongs to `first`, the place of the key, and the places behind it."""
-        self._firsts.append(first)
-        self._runs.append((tensor, storage_class))
+        self.firsts: list[int] = []
+        self.runs: list[tuple[TensorValue, GlobalRef]] = []
 
     def __missing__(self, index: int) -> Any:
         """The entry at `index` after all, or KeyError."""
-        place = bisect_right(self._firsts, index) - 1
+        place = bisect_right(self.firsts, index) - 1
         if place >= 0:
             self._make_up(place)
         if index in self:
@@ -93,12 +89,12 @@ class Memo(dict[int, Any]):
         For opcodes that count the entries, or set them in an order of their own.
         """
         self.closed = True
-        for place in range(len(self._runs)):
+        for place in range(len(self.runs)):
             self._make_up(place)
-        self._firsts, self._runs = [], []
+        self.firsts, self.runs = [], []
 
     def _make_up(self, place: int) -> None:
-        for index, value in enumerate(_left_out(*self._runs[place]), self._firsts[place]):
+        for index, value in enumerate(_left_out(*self.runs[place]), self.firsts[place]):
             self.setdefault(index, value)
 
 
@@ -195,7 +191,8 @@ class TensorRun:
         storage = StorageRef(head.dtype, name, head.device, self._numbers[numel])
         start, needs_grad = self._numbers[offset], grad == b"\x88"
         tensor = TensorValue(storage, start, extent, strides, needs_grad, head.dtype)
-        self._memo.leave_out(first, tensor, head.storage_class)
+        self._memo.firsts.append(first)
+        self._memo.runs.append((tensor, head.storage_class))
         return tensor, match.end(), last
 
     def _look_up(self, names: tuple[bytes, ...]) -> Head | None:

@@ -288,12 +288,12 @@ class Checkpoint:
 
     def _compare_storages(self, container: Container) -> Iterator[Anomaly]:
         """The pickle's storages against the container's records, both ways."""
-        records, names = container.records, set()
+        records, missing = container.records, 0
         for key, declared, stop in self._storages.declared():
             name = container.storage_record(key)
-            names.add(name)
             record = records.get(name)
             if record is None:
+                missing += 1
                 yield Anomaly("storage-missing", name, key=key, declared=declared)
             elif record.size != declared:
                 facts = {"key": key, "declared": declared, "actual": record.size}
@@ -302,7 +302,13 @@ class Checkpoint:
                 facts = {"key": key, "declared": stop, "actual": declared}
                 yield Anomaly("tensor-beyond-storage", name, **facts)
         if self.kind in ("torch-zip", *_LEGACY_KINDS):
-            yield from _unreferenced(container, names)
+            # Counted first: most files have nothing more, and names for all of them cost time.
+            known = _HOUSEKEEPING | {MAIN_PICKLE, *container.pickle_results}
+            others = len(self.storages) - missing + sum(name in records for name in known)
+            if len(records) > others:
+                names = {container.storage_record(key) for key in self.storages}
+                for name in sorted(records.keys() - names - known):
+                    yield Anomaly("unreferenced-record", name)
 
 
 def open_checkpoint(
@@ -396,10 +402,3 @@ def type_name(value: Any) -> str:
     if isinstance(value, (Opaque, GlobalRef)):
         return value.path
     return special.get(type(value), type(value).__name__)
-
-
-def _unreferenced(container: Container, names: set[str]) -> Iterator[Anomaly]:
-    known = names | _HOUSEKEEPING | set(container.pickle_results) | {MAIN_PICKLE}
-    for name in container.records:
-        if name not in known:
-            yield Anomaly("unreferenced-record", name)
