@@ -1,6 +1,6 @@
 # Each target works from a bare clone: it makes .venv first, and a second run reuses it.
 #
-#   make demo     train, die at the worst moment, find out, mend, train on (a minute)
+#   make demo     train, die at the worst moment, find out, mend, train on
 #   make test     all tests            make check    lint, format, types
 #   make bench    every figure that this project claims, measured on your machine
 #

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from ckpttool.io.durable import fsync_directory, write_durably, write_error
+from ckpttool.io.durable import make_directories, write_durably, write_error
 
 
 def atomic_torch_save(state: Any, path: str | os.PathLike[str]) -> None:
@@ -101,23 +101,3 @@ def is_writing(pid: int, target: str) -> bool:
     except PermissionError:
         return True
     return True
-
-
-def make_directories(directory: str) -> None:
-    """Makes a directory and its parents, and makes their names durable. Raises WriteError."""
-    made: list[str] = []
-    parent = directory
-    while not os.path.isdir(parent) and os.path.dirname(parent) != parent:
-        made.append(parent)
-        parent = os.path.dirname(parent)
-    try:
-        os.makedirs(directory, exist_ok=True)
-    except OSError as error:
-        # Distributed file systems have been seen to say EEXIST for a directory that is there.
-        if not os.path.isdir(directory):
-            raise write_error(directory, error) from error
-    for name in reversed(made):
-        try:
-            fsync_directory(os.path.dirname(name))
-        except PermissionError:
-            pass  # a parent that we may not read, only enter

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.errors import UnreadableError
-from ckpttool.io.durable import copy_durably, write_error
+from ckpttool.io.durable import copy_durably, make_directories, write_error
 from ckpttool.model.directory import CheckpointDirectory, StepFile, scan
 from ckpttool.model.names import POINTER_NAME, parse_step_file_name, step_file_name
 from ckpttool.model.pointer import Pointer, read_pointer
@@ -29,7 +29,6 @@ from trainer_core.atomic import (
     atomic_json_dump,
     atomic_torch_save,
     is_writing,
-    make_directories,
 )
 from trainer_core.loading import RefusedFileError, TrustWarning, load_state
 from trainer_core.state import CheckpointError

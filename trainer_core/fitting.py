@@ -154,7 +154,7 @@ def _check_state(
 ) -> None:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     kinds: dict[str, type] = {}
-    for key, group, parameter in _places(saved, optimizer):
+    for key, group, parameter in places(saved, optimizer):
         parts = _parts_of(optimizer, parameter)
         entry = saved["state"].get(key) or {}
         if parts is None or not (entry or (parts.from_start and parameter.requires_grad)):
@@ -173,13 +173,16 @@ def _check_state(
                 )
 
 
-def _places(
+def places(
     saved: Mapping[str, Any], optimizer: torch.optim.Optimizer
 ) -> Iterator[tuple[Any, Mapping[str, Any], torch.nn.Parameter]]:
-    """Key, saved group and parameter of each place, paired by position as torch does."""
+    """Key, saved group and parameter of each place, paired by position as torch does.
+
+    Ends with the shorter side.
+    """
     keys = ((key, group) for group in saved["param_groups"] for key in group["params"])
     mine = chain.from_iterable(group["params"] for group in optimizer.param_groups)
-    for (key, group), parameter in zip(keys, mine, strict=True):
+    for (key, group), parameter in zip(keys, mine, strict=False):
         yield key, group, parameter
 
 

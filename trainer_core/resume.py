@@ -9,9 +9,8 @@ bits stay.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from trainer_core.fitting import (
     check_model,
     check_optimizer,
     is_ordinary,
+    places,
 )
 from trainer_core.precision import PrecisionPlan
 from trainer_core.redaction import redact
@@ -138,7 +138,7 @@ def _all_or_nothing(
 def _load_optimizer(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
     optimizer.load_state_dict({**saved, "param_groups": _completed(saved, optimizer)})
     check_loaded_options(optimizer)
-    for key, parameter in _pairs(saved, optimizer):
+    for key, _, parameter in places(saved, optimizer):
         if key in saved["state"] and parameter in optimizer.state:
             loaded = optimizer.state[parameter]
             optimizer.state[parameter] = _as_saved(loaded, saved["state"][key], None)
@@ -152,18 +152,6 @@ def _completed(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> li
         lacking = (NEWER_OPTIONS & here.keys()) - group.keys()
         groups.append({**group, **{name: here[name] for name in here if name in lacking}})
     return groups
-
-
-def _pairs(
-    saved: Mapping[str, Any], optimizer: torch.optim.Optimizer
-) -> Iterable[tuple[Any, torch.nn.Parameter]]:
-    """The key under which each parameter's state was saved, paired by position as torch does."""
-    keys = chain.from_iterable(group["params"] for group in saved["param_groups"])
-    return zip(keys, chain.from_iterable(_parameters(optimizer.param_groups)), strict=False)
-
-
-def _parameters(groups: Iterable[Mapping[str, Any]]) -> Iterator[Sequence[torch.nn.Parameter]]:
-    return (group["params"] for group in groups)
 
 
 def _as_saved(loaded: Any, saved: Any, key: Any) -> Any:

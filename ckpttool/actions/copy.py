@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.actions.fix_pointer import WritePointer, require_valid
+from ckpttool.actions.fix_pointer import WritePointer, refuse_directory, require_valid
 from ckpttool.actions.newest import Newest, find_newest_valid, steps_at
 from ckpttool.actions.plan import Action, MakeDirectory, Plan
 from ckpttool.errors import RefusedError, UnreadableError, WriteError
@@ -13,11 +13,8 @@ from ckpttool.model.directory import scan
 from ckpttool.model.names import POINTER_NAME, parse_step_file_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from ckpttool.io.durable import Progress
     from ckpttool.model.directory import StepFile
-
-    Progress = Callable[[int, int, str], None]
 
 
 class CopyFile(Action):
@@ -145,8 +142,7 @@ def _refuse_second_file(step: int, target: str) -> None:
 
 def _pointer_action(directory: str, step: int, name: str, force: bool) -> Action:
     pointer = os.path.join(directory, POINTER_NAME)
-    if os.path.isdir(pointer) and not os.path.islink(pointer):
-        raise RefusedError(f"{pointer}: is a directory, which a pointer cannot replace")
+    refuse_directory(pointer)
     if os.path.lexists(pointer) and not force:
         raise _exists(pointer)
     return WritePointer(directory, step, name, replace=force)

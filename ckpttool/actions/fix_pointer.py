@@ -13,12 +13,9 @@ from ckpttool.model.names import POINTER_NAME
 from ckpttool.model.pointer import read_pointer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from ckpttool.io.durable import Progress
     from ckpttool.model.directory import CheckpointDirectory, StepFile
     from ckpttool.model.pointer import Pointer
-
-    Progress = Callable[[int, int, str], None]
 
 
 class WritePointer(Action):
@@ -122,7 +119,7 @@ def plan_fix_pointer(
         newest = Newest(require_valid(directory, step, progress=progress), [])
     fix = PointerFix(directory, newest, newest.sure.file if newest.sure else None)
     if fix.plan.actions:
-        _refuse_directory(directory.pointer.path)
+        refuse_directory(directory.pointer.path)
     return fix
 
 
@@ -145,7 +142,8 @@ def _points_at(pointer: Pointer, file: StepFile) -> bool:
     return (pointer.state, pointer.step, pointer.file) == ("ok", file.step, file.name)
 
 
-def _refuse_directory(path: str) -> None:
+def refuse_directory(path: str) -> None:
+    """RefusedError where a directory stands in the pointer's place `path`."""
     if os.path.isdir(path) and not os.path.islink(path):
         raise RefusedError(f"{path}: is a directory, which a pointer cannot replace: move it away")
 

@@ -12,15 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckpttool.checks.verify import verify
 from ckpttool.errors import UnreadableError
 from ckpttool.model.directory import scan
-from ckpttool.model.names import POINTER_NAME, step_file_name
+from ckpttool.model.names import POINTER_NAME, has_full_width
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ckpttool.findings import Finding
+    from ckpttool.io.durable import Progress
     from ckpttool.model.directory import CheckpointDirectory, StepFile
-
-    Progress = Callable[[int, int, str], None]
 
 VALID = "valid"
 _FAMILIES = {"TRU": 0, "FIL": 1, "SCH": 2}
@@ -128,8 +125,7 @@ def is_gone(judged: Judged) -> bool:
 
 
 def _rank(file: StepFile) -> tuple[int, bool, str]:
-    # Of two names for one step the twelve-digit one is meant: it is what a trainer writes.
-    return file.step, len(file.name) == len(step_file_name(0)), file.name
+    return file.step, has_full_width(file.name), file.name
 
 
 def find_newest_valid(

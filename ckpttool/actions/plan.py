@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ckpttool.io.durable import write_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Progress = Callable[[int, int, str], None]
+    from ckpttool.io.durable import Progress
 
 
 class Action:
@@ -79,7 +77,6 @@ class MakeDirectory(Action):
 
     def apply(self, progress: Progress | None = None) -> None:
         """Creates it; one that is there meanwhile is as good."""
-        from ckpttool.io.durable import fsync_directory
+        from ckpttool.io.durable import make_directories
 
-        os.makedirs(self.path, exist_ok=True)
-        fsync_directory(os.path.dirname(os.path.abspath(self.path)))
+        make_directories(os.path.abspath(self.path))

@@ -18,12 +18,11 @@ from ckpttool.model.directory import scan
 from ckpttool.model.pointer import read_pointer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Collection
 
+    from ckpttool.io.durable import Progress
     from ckpttool.model.directory import CheckpointDirectory, StepFile
     from ckpttool.model.pointer import Pointer
-
-    Progress = Callable[[int, int, str], None]
 
 
 class Kept(NamedTuple):

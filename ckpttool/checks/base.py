@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpttool.findings import Finding, Place, Severity
 from ckpttool.formats.anomaly import Anomaly
+from ckpttool.model.names import has_full_width
 
 if TYPE_CHECKING:
     from ckpttool.model.checkpoint import Checkpoint
@@ -195,8 +196,9 @@ class DirectorySubject:
         self.whole_temporaries = whole_temporaries
         self.quick = quick
         valid = [item.verdict for item in examined if item.verdict.is_valid]
-        # Of two files for one step the twelve-digit name is meant: the pointer would name that one.
-        self.newest = max(valid, key=lambda file: (file.step, len(file.name) == 20), default=None)
+        self.newest = max(
+            valid, key=lambda file: (file.step, has_full_width(file.name)), default=None
+        )
 
     def verdict(self, name: str) -> FileVerdict | None:
         """The verdict on the step file with this name."""
@@ -218,9 +220,7 @@ class DirectoryCheck(Check):
 
 def command(verb: str, *arguments: str | os.PathLike[str]) -> str:
     """A command line of this tool that can be pasted into a shell, whatever the paths hold."""
-    from shlex import quote
-
-    return " ".join(["ckpttool", verb, *(quote(os.fspath(argument)) for argument in arguments)])
+    return " ".join(["ckpttool", verb, *(quoted(os.fspath(argument)) for argument in arguments)])
 
 
 def quoted(path: str) -> str:

@@ -57,6 +57,15 @@ class ContainerCheck(FileCheck):
         """The sentence for one anomaly."""
         return f"{anomaly.code.replace('-', ' ')}{details(anomaly.facts)}"
 
+    @classmethod
+    def went_with_the_end(
+        cls, subject: FileSubject, what: str, tensors: list[str], **facts: Any
+    ) -> Finding:
+        """One finding for `what` was lost, all of it, when the end of a file was cut off."""
+        words = f"{what} went with the end of the file"
+        words += f": {few(tensors)}" if tensors else ""
+        return cls.finding(Place(subject.path, tensors=tuple(tensors)), words, **facts)
+
 
 def details(facts: dict[str, Any]) -> str:
     """Facts in words, to follow a sentence: `: field size, declared 5, found 3`."""
@@ -318,10 +327,7 @@ class StorageMissing(ContainerCheck):
         """One finding for all that went with the end of a file."""
         keys = [str(anomaly.facts.get("key", ""))[:40] for anomaly in lost]
         tensors = [name for key in keys for name in tensors_of_storage(subject, key)]
-        words = f"{plural(len(lost), 'storage')} went with the end of the file"
-        words += f": {few(tensors)}" if tensors else ""
-        place = Place(subject.path, tensors=tuple(tensors))
-        return cls.finding(place, words, keys=keys)
+        return cls.went_with_the_end(subject, plural(len(lost), "storage"), tensors, keys=keys)
 
     @classmethod
     def words(cls, subject: FileSubject, anomaly: Anomaly) -> str:
@@ -482,9 +488,8 @@ class RecordOutsideFile(ContainerCheck):
     def _all(cls, subject: FileSubject, records: list[str]) -> Finding:
         """One finding for all that went with the end of a file."""
         tensors = [name for record in records for name in subject.tensors_in(record)]
-        words = f"{plural(len(records), 'record')} went with the end of the file"
-        words += f": {few(tensors)}" if tensors else ""
-        return cls.finding(Place(subject.path, tensors=tuple(tensors)), words, records=records)
+        what = plural(len(records), "record")
+        return cls.went_with_the_end(subject, what, tensors, records=records)
 
     @classmethod
     def words(cls, subject: FileSubject, anomaly: Anomaly) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ckpttool.checks import container as container_checks
 from ckpttool.checks import schema as schema_checks
 from ckpttool.checks import trust as trust_checks
-from ckpttool.checks.base import FileSubject, FileVerdict
+from ckpttool.checks.base import Examined, FileSubject, FileVerdict
 from ckpttool.errors import UnreadableError
 from ckpttool.findings import Finding, Severity
 from ckpttool.formats.anomaly import Anomaly
@@ -18,6 +18,7 @@ from ckpttool.formats.limits import DEFAULT_LIMITS, ReaderLimits
 if TYPE_CHECKING:
     from ckpttool.checks.measure import Workers
     from ckpttool.model.checkpoint import Checkpoint
+    from ckpttool.model.directory import StepFile
     from ckpttool.model.schema import TrainingFacts
 
 # Containers that hold a checkpoint; every other kind is something else.
@@ -62,9 +63,7 @@ def examine(path: str, step: int | None, depth: Depth, workers: Workers) -> Resu
         finding, state = container_checks.Unreadable.at(path, error.reason), "unreadable"
         if not os.path.lexists(path):
             finding, state = container_checks.ChangedWhileRead.gone(path), "changing"
-        name = os.path.basename(path)
-        verdict = FileVerdict(step, name, path, size, state, "not reached")
-        return Result(verdict, [finding], None)
+        return not_reached(path, step, size, state, [finding])
     finally:
         # Headers and padding were not counted one by one, nor what a quick look left out.
         workers.meter.add(max(0, size - (workers.meter.done - before)))
@@ -73,27 +72,48 @@ def examine(path: str, step: int | None, depth: Depth, workers: Workers) -> Resu
 def _measure(
     path: str, step: int | None, checkpoint: Checkpoint, depth: Depth, workers: Workers
 ) -> FileSubject:
-    from ckpttool.model.schema import training_facts
-
-    mode = os.fstat(checkpoint.reader.fileno()).st_mode
-    tree = checkpoint.tree if checkpoint.readable else None
-    subject = FileSubject(path, checkpoint, training_facts(tree), step, mode)
-    subject.anomalies.extend(checkpoint.anomalies)
-    subject.anomalies.extend(kind_anomalies(checkpoint, search=not depth.quick))
+    subject = first_look(path, step, checkpoint, search=not depth.quick)
     if checkpoint.container is not None:
         subject.anomalies.extend(_measure_container(subject, checkpoint, depth, workers))
-    if checkpoint.readable and (step is not None or subject.facts.follows_schema):
-        subject.anomalies.extend(subject.facts.problems)
     if checkpoint.reader.changed():
         subject.anomalies.append(Anomaly("changed"))
     return subject
 
 
-def kind_anomalies(checkpoint: Checkpoint, *, search: bool = False) -> Iterator[Anomaly]:
-    """What the kind of a file alone says about it.
+def first_look(
+    path: str, step: int | None, checkpoint: Checkpoint, *, search: bool = False
+) -> FileSubject:
+    """All that opening has shown of a file. `step` is the number in its name, if it has one.
 
     With `search`, the file that a git-LFS pointer stands for is looked for on this machine.
     """
+    from ckpttool.model.schema import training_facts
+
+    mode = os.fstat(checkpoint.reader.fileno()).st_mode
+    facts = training_facts(checkpoint.tree if checkpoint.readable else None)
+    subject = FileSubject(path, checkpoint, facts, step, mode)
+    subject.anomalies.extend(checkpoint.anomalies)
+    subject.anomalies.extend(_kind_anomalies(checkpoint, search))
+    if checkpoint.readable and (step is not None or facts.follows_schema):
+        subject.anomalies.extend(facts.problems)
+    return subject
+
+
+def not_reached(
+    path: str, step: int | None, size: int, state: str, findings: list[Finding]
+) -> Result:
+    """The result for a file whose content was not looked at; `state` and `findings` say why."""
+    verdict = FileVerdict(step, os.path.basename(path), path, size, state, "not reached")
+    return Result(verdict, findings, None)
+
+
+def not_opened(file: StepFile) -> Examined:
+    """What is to be said of a step file that is a link, a directory or the like."""
+    return Examined(file, *not_reached(file.path, file.step, 0, "not-opened", []))
+
+
+def _kind_anomalies(checkpoint: Checkpoint, search: bool) -> Iterator[Anomaly]:
+    """What the kind of a file alone says about it."""
     if checkpoint.kind == "empty":
         yield Anomaly("empty")
     elif checkpoint.kind == "zeros":

@@ -6,22 +6,18 @@ damaged; only `verify` tells.
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckpttool.checks.base import DirectorySubject, Examined, FileSubject, FileVerdict
-from ckpttool.checks.examine import Depth, Result, judge, kind_anomalies
+from ckpttool.checks.base import DirectorySubject, Examined
+from ckpttool.checks.examine import Depth, Result, first_look, judge, not_opened, not_reached
 from ckpttool.errors import UnreadableError
-from ckpttool.model.schema import KEYS, training_facts
+from ckpttool.model.schema import KEYS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ckpttool.findings import Finding
+    from ckpttool.io.durable import Progress
     from ckpttool.model.checkpoint import Checkpoint, Section
     from ckpttool.model.directory import CheckpointDirectory, StepFile
-
-    Progress = Callable[[int, int, str], None]
 
 
 class Row(NamedTuple):
@@ -38,14 +34,7 @@ class Row(NamedTuple):
 
 def glance(path: str, step: int | None, checkpoint: Checkpoint) -> Result:
     """What an open file shows; `step` is the number in its name, None for a lone file."""
-    mode = os.fstat(checkpoint.reader.fileno()).st_mode
-    facts = training_facts(checkpoint.tree if checkpoint.readable else None)
-    subject = FileSubject(path, checkpoint, facts, step, mode)
-    subject.anomalies.extend(checkpoint.anomalies)
-    subject.anomalies.extend(kind_anomalies(checkpoint))
-    if checkpoint.readable and (step is not None or facts.follows_schema):
-        subject.anomalies.extend(facts.problems)
-    return judge(subject, Depth(quick=True))
+    return judge(first_look(path, step, checkpoint), Depth(quick=True))
 
 
 def glance_step(file: StepFile) -> Row:
@@ -54,18 +43,16 @@ def glance_step(file: StepFile) -> Row:
     from ckpttool.model.checkpoint import open_checkpoint
 
     if not file.is_regular:
-        verdict = FileVerdict(file.step, file.name, file.path, 0, "not-opened", "not reached")
-        return Row(Examined(file, verdict, []), {}, None)
+        return Row(not_opened(file), {}, None)
     try:
         with open_checkpoint(file.path) as checkpoint:
             result = glance(file.path, file.step, checkpoint)
             sections = {k: v for k, v in checkpoint.sections.items() if k in KEYS}
             need = checkpoint.load_need
     except UnreadableError as error:
-        state = "unreadable"
-        verdict = FileVerdict(file.step, file.name, file.path, file.size, state, "not reached")
-        finding = Unreadable.at(file.path, error.reason)
-        return Row(Examined(file, verdict, [finding]), {}, None)
+        findings = [Unreadable.at(file.path, error.reason)]
+        result = not_reached(file.path, file.step, file.size, "unreadable", findings)
+        return Row(Examined(file, *result), {}, None)
     return Row(Examined(file, *result), sections, need)
 
 

@@ -18,16 +18,17 @@ if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
     from ckpttool.formats.container import Container, Record
-
-Progress = Callable[[int, int, str], object]
+    from ckpttool.io.durable import Progress
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 # Below this many bytes, starting threads costs more than they save.
 _WORTH_THREADS = 16 << 20
-# Below this many, starting processes costs more than mapping saves.
+# Below this many, starting processes costs more than mapping saves; and below this many in one
+# record, finding its place and telling its checksum does.
 _WORTH_MAPPING = 128 << 20
+_WORTH_TELLING = 64 << 10
 _BATCH_BYTES = 8 << 20
 _BATCH_RECORDS = 256
 # Long enough to keep the cost of reporting out of sight, short enough for a moving bar.
@@ -138,11 +139,13 @@ def _mapped(container: Container, workers: Workers, total: int) -> dict[Record, 
         return {}
     spans: dict[Record, tuple[int, int]] = {}
     for record in container.entries:
+        if record.crc is None or record.size < _WORTH_TELLING:
+            continue
         try:
             span = container.span(record)
         except FormatError:
             continue  # it is read later on, and then said why it can't be
-        if span is not None and span[1] and record.crc is not None:
+        if span is not None:
             spans[record] = span
     places = list(spans)
     found = mapped_checksums(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckpttool.checks import container as container_checks
 from ckpttool.checks import directory as directory_checks
@@ -13,13 +13,16 @@ from ckpttool.checks import pointer as pointer_checks
 from ckpttool.checks import schema as schema_checks
 from ckpttool.checks import trust as trust_checks
 from ckpttool.checks.base import DirectorySubject, Examined, FileVerdict, command
-from ckpttool.checks.examine import Depth, examine
-from ckpttool.checks.measure import Meter, Progress, Workers
+from ckpttool.checks.examine import Depth, examine, not_opened
+from ckpttool.checks.measure import Meter, Workers
 from ckpttool.errors import UnreadableError
 from ckpttool.findings import Finding, Severity
 from ckpttool.formats.limits import DEFAULT_LIMITS, ReaderLimits
 from ckpttool.model.directory import CheckpointDirectory, Other, StepFile, scan
 from ckpttool.model.names import parse_step_file_name
+
+if TYPE_CHECKING:
+    from ckpttool.io.durable import Progress
 
 
 class Report:
@@ -140,8 +143,7 @@ def _verify_directory(
 
 def _examine_step(file: StepFile, depth: Depth, workers: Workers) -> Examined:
     if not file.is_regular:
-        verdict = FileVerdict(file.step, file.name, file.path, 0, "not-opened", "not reached")
-        return Examined(file, verdict, [])
+        return not_opened(file)
     result = examine(file.path, file.step, depth, workers)
     return Examined(file, *result)
 

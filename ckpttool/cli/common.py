@@ -76,10 +76,7 @@ def end_cleanly_when_terminated() -> None:
 
 def show_passed_over(printer: Printer, passed_over: list[Judged]) -> None:
     """One line for each newer step file that is not valid, and why."""
-    for judged in passed_over:
-        step = printer.colour(f"step {judged.file.step}", "warning")
-        name = escape(judged.file.name)
-        printer.line(f"{step} passed over: {name}: {escape(judged.why())}")
+    _show_judged(printer, passed_over, "passed over")
 
 
 def show_plan(printer: Printer, plan: Plan) -> None:
@@ -123,10 +120,13 @@ def say_no_step(path: str, newest: Newest, *, takes_step: bool) -> ExitCode:
 
 def show_unchecked(printer: Printer, unchecked: list[Judged]) -> None:
     """One line for each step file that could not be checked, and why."""
-    for judged in unchecked:
+    _show_judged(printer, unchecked, "could not be checked")
+
+
+def _show_judged(printer: Printer, files: list[Judged], what: str) -> None:
+    for judged in files:
         step = printer.colour(f"step {judged.file.step}", "warning")
-        name = escape(judged.file.name)
-        printer.line(f"{step} could not be checked: {name}: {escape(judged.why())}")
+        printer.line(f"{step} {what}: {escape(judged.file.name)}: {escape(judged.why())}")
 
 
 def _no_valid_step(path: str, newest: Newest) -> str:

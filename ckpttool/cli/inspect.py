@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ckpttool.checks.base import command as command_line
 from ckpttool.cli.common import example, json_option, path_argument, with_progress, write_json
 from ckpttool.exitcodes import ExitCode
 from ckpttool.render.text import Printer
@@ -70,7 +71,7 @@ def _inspect_directory(path: str, as_json: bool) -> ExitCode:
     if as_json:
         write_json(directory_document(directory, rows, findings))
     else:
-        show_directory(Printer(), directory, rows, findings, _verify_command(path))
+        show_directory(Printer(), directory, rows, findings, command_line("verify", path))
     return _code([*findings, *(f for row in rows for f in row.examined.findings)])
 
 
@@ -95,7 +96,7 @@ def _inspect_file(path: str, wanted: Wanted, as_json: bool) -> ExitCode:
         else:
             from ckpttool.render.file_page import show_file
 
-            command = _verify_command(path)
+            command = command_line("verify", path)
             show_file(Printer(), checkpoint, facts, result.findings, wanted, command)
     return _code(result.findings)
 
@@ -105,9 +106,3 @@ def _code(findings: list[Finding]) -> ExitCode:
         return ExitCode.COULD_NOT_FINISH
     worst = max((finding.severity.rank for finding in findings), default=0)
     return ExitCode.FINDINGS if worst == 2 else ExitCode.OK
-
-
-def _verify_command(path: str) -> str:
-    from shlex import quote
-
-    return f"ckpttool verify {quote(path)}"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ckpttool.checks.base import plural
 from ckpttool.cli.common import (
     dry_run_option,
     example,
@@ -18,7 +19,7 @@ from ckpttool.cli.common import (
 )
 from ckpttool.errors import RefusedError
 from ckpttool.exitcodes import ExitCode
-from ckpttool.render.text import Printer, escape, plural, size_text
+from ckpttool.render.text import Printer, escape, size_text
 
 if TYPE_CHECKING:
     from ckpttool.actions.prune import PrunePlan

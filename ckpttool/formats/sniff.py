@@ -108,6 +108,7 @@ def _zeros(reader: FileReader) -> Sniffed:
     position = reader.next_data(0)
     while position < reader.size:
         for chunk in reader.chunks(position, _ZERO_STEP_BYTES):
+            # The buffer behind the view is a bytearray, which its declared type does not say.
             if chunk.obj.count(0, 0, len(chunk)) < len(chunk):  # type: ignore[attr-defined]
                 return Sniffed("unknown", "no known format; it begins with zeros", {})
         position = reader.next_data(min(reader.size, position + _ZERO_STEP_BYTES))

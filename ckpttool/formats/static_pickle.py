@@ -44,7 +44,6 @@ from ckpttool.formats.values import (
     TensorValue,
 )
 
-_U2 = Struct("<H").unpack_from
 _U4 = Struct("<I").unpack_from
 _I4 = Struct("<i").unpack_from
 _U8 = Struct("<Q").unpack_from
@@ -319,7 +318,7 @@ class _Machine:
         self, target: Any, args: Any, opcode: str, kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Keep a call as an `Opaque`, and note what it would have called."""
-        if type(args) is not tuple and not isinstance(args, tuple):
+        if not isinstance(args, tuple):
             raise PickleError("a call without an argument tuple", position=self.result.end)
         if isinstance(target, GlobalRef):
             self.result.called.add(target.path)
@@ -553,12 +552,8 @@ def _text_int(m: _Machine, stack: list[Any], pos: int) -> _Step:
     raw, pos = m.line(pos)
     if len(raw) > m.limits.integer_bytes * 2:
         raise LimitError(f"an integer of {len(raw)} digits", limit="integer_bytes")
-    stack.append({b"00": False, b"01": True}.get(raw, 0) if raw in (b"00", b"01") else _int(raw))
+    stack.append(raw == b"01" if raw in (b"00", b"01") else int(raw.removesuffix(b"L")))
     return stack, pos
-
-
-def _int(raw: bytes) -> int:
-    return int(raw[:-1] if raw.endswith(b"L") else raw)
 
 
 def _text_float(m: _Machine, stack: list[Any], pos: int) -> _Step:

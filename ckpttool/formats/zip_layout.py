@@ -13,8 +13,6 @@ from typing import NamedTuple
 LOCAL = 0x04034B50
 CENTRAL = 0x02014B50
 DESCRIPTOR = 0x08074B50
-END = 0x06054B50
-ZIP64_END = 0x06064B50
 ZIP64_LOCATOR = 0x07064B50
 
 LOCAL_BYTES = b"PK\x03\x04"
@@ -46,7 +44,6 @@ ZIP64_END_LOCATOR = Struct("<IIQI")
 
 FLAG_ENCRYPTED = 1 << 0
 FLAG_STREAMED = 1 << 3
-FLAG_UTF8 = 1 << 11
 
 # The value of a 16-bit or 32-bit field that says "look in the zip64 fields".
 MAX_16 = 0xFFFF

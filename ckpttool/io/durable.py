@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from ckpttool.io.reading import FileReader
 
     T = TypeVar("T")
-    Progress = Callable[[int, int, str], None]
+    # (bytes done, bytes in all, label): called from time to time by whatever takes long.
+    Progress = Callable[[int, int, str], object]
 
 _TEMPORARY = re.compile(r"\.(?P<target>.+)\.tmp-(?P<pid>[0-9]+)(?:-[0-9a-z]+)?\Z", re.DOTALL)
 _COPY_CHUNK = 1 << 20
@@ -103,6 +104,26 @@ def fsync_directory(path: str | os.PathLike[str]) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def make_directories(directory: str) -> None:
+    """Makes a directory and its parents, and makes their names durable. Raises WriteError."""
+    made: list[str] = []
+    parent = directory
+    while not os.path.isdir(parent) and os.path.dirname(parent) != parent:
+        made.append(parent)
+        parent = os.path.dirname(parent)
+    try:
+        os.makedirs(directory, exist_ok=True)
+    except OSError as error:
+        # Distributed file systems have been seen to say EEXIST for a directory that is there.
+        if not os.path.isdir(directory):
+            raise write_error(directory, error) from error
+    for name in reversed(made):
+        try:
+            fsync_directory(os.path.dirname(name))
+        except PermissionError:
+            pass  # a parent that we may not read, only enter
 
 
 def copy_durably(

@@ -175,21 +175,24 @@ class Checkpoint:
         except FormatError as error:
             self._note_unread(error, name)
             return
-        self._take(read_pickle(data, limits=self.limits), name)
-        self._look_behind(data, name)
+        self._read_pickle(data, name)
 
     def _read_plain_pickle(self) -> None:
         if self.size > self.limits.pickle_bytes:
             reason = f"the pickle has {self.size} bytes, more than the limit"
             self.anomalies.append(Anomaly("pickle-limit", reason=reason))
             return
-        data = self.reader.read(0, self.size)
-        self._take(read_pickle(data, limits=self.limits), None)
-        self._look_behind(data, None)
+        self._read_pickle(self.reader.read(0, self.size), None)
+
+    def _read_pickle(self, data: bytes, name: str | None) -> None:
+        result = read_pickle(data, limits=self.limits)
+        self._take(result, name)
+        if result.error is None and result.end < len(data):
+            self._look_behind(data, result.end, name)
 
     def _take(self, result: PickleResult, name: str | None) -> None:
         """Make `result` this file's content, and note what was odd in it."""
-        self._results.insert(0, result)
+        self._results.append(result)
         if result.error is not None:
             self._note_unread(result.error, name)
         else:
@@ -208,11 +211,8 @@ class Checkpoint:
         code = "pickle-limit" if isinstance(error, LimitError) else "pickle-malformed"
         self.anomalies.append(Anomaly(code, name, reason=str(error)))
 
-    def _look_behind(self, data: bytes, name: str | None) -> None:
-        """What follows STOP is never loaded, and is where scanners stop looking."""
-        end = self._results[0].end
-        if self._results[0].error is not None or end >= len(data):
-            return
+    def _look_behind(self, data: bytes, end: int, name: str | None) -> None:
+        """What follows STOP, at `end`, is never loaded, and is where scanners stop looking."""
         streams = _streams(data, end, self.limits)
         facts = {"length": len(data) - end, "dangerous": _dangerous(streams)}
         whole = any(stream.error is None and stream.protocol >= 2 for stream in streams)

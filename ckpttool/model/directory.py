@@ -15,6 +15,7 @@ from ckpttool.model.names import (
     POINTER_NAME,
     QUARANTINE_NAME,
     Temporary,
+    has_full_width,
     parse_step_file_name,
     parse_temporary_name,
 )
@@ -87,7 +88,7 @@ class CheckpointDirectory:
     def find(self, step: int) -> StepFile | None:
         """The regular step file for `step`, the 12-digit name first where there are several."""
         found = [file for file in self.steps if file.step == step and file.is_regular]
-        return max(found, key=lambda file: len(file.name) == 20, default=None)
+        return max(found, key=lambda file: has_full_width(file.name), default=None)
 
     def as_dict(self) -> dict[str, Any]:
         """The directory as plain data."""

@@ -31,6 +31,11 @@ def step_file_name(step: int) -> str:
     return f"step_{step:0{STEP_DIGITS}d}.pt"
 
 
+def has_full_width(name: str) -> bool:
+    """Whether a step file's name has all twelve digits: of two names for a step, this is meant."""
+    return len(name) == len(step_file_name(0))
+
+
 def parse_step_file_name(name: str) -> int | None:
     """The step in a step file's name, or None. Any width of ASCII digits counts (`step_4.pt`)."""
     match = _STEP_FILE.match(name)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ckpttool.checks.base import plural
 from ckpttool.render.report import show_finding
-from ckpttool.render.text import escape, plural, size_text
+from ckpttool.render.text import escape, size_text
 from ckpttool.render.words import LOAD_SHORT, pointer_words
 
 if TYPE_CHECKING:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ckpttool.checks.base import plural
 from ckpttool.render.report import show_findings
-from ckpttool.render.text import escape, plural, shorten_middle, size_text
+from ckpttool.render.text import escape, shorten_middle, size_text
 from ckpttool.render.words import (
     GENERATIONS,
     RUNS_CODE,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckpttool.render.text import escape, plural
+from ckpttool.checks.base import plural
+from ckpttool.render.text import escape
 
 if TYPE_CHECKING:
     from ckpttool.checks.verify import Report

@@ -51,11 +51,6 @@ def size_text(count: int) -> str:
     return f"{value:.1f} {unit}"
 
 
-def plural(count: int, noun: str, many: str | None = None) -> str:
-    """`1 tensor`, `3,000 tensors`."""
-    return f"{count:,} {noun if count == 1 else many or noun + 's'}"
-
-
 def shorten_middle(text: str, width: int) -> str:
     """At most `width` characters of `text`, with `…` in the middle where some are left out."""
     if len(text) <= width:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ckpttool.checks.base import plural
 from ckpttool.model.names import POINTER_NAME
-from ckpttool.render.text import escape, plural, size_text
+from ckpttool.render.text import escape, size_text
 
 if TYPE_CHECKING:
     from ckpttool.model.checkpoint import Checkpoint

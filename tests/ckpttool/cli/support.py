@@ -82,6 +82,27 @@ def write_unchecked(directory: Path, step: int) -> Path:
     return path
 
 
+def asked_on_a_terminal(
+    *arguments: str | Path, until: bytes
+) -> tuple[subprocess.Popen[bytes], int]:
+    """The command on a terminal of its own, when it has shown `until`; and the terminal's end."""
+    import pty
+
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ckpttool", *map(str, arguments)],
+        cwd=ROOT,
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+    )
+    os.close(slave)
+    shown = b""
+    while until not in shown:
+        shown += os.read(master, 1000)
+    return process, master
+
+
 def names(directory: Path) -> list[str]:
     return sorted(os.listdir(directory))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import signal
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ckpttool.cli.main import VERBS
-from tests.ckpttool.cli.support import ROOT, ckpttool, make_run, write_step
+from tests.ckpttool.cli.support import ROOT, asked_on_a_terminal, ckpttool, make_run, write_step
 
 
 def test_version() -> None:
@@ -213,18 +212,8 @@ def test_names_are_shown_as_they_are_where_they_can_be(tmp_path: Path) -> None:
 def test_interrupt(tmp_path: Path) -> None:
     """SIGINT while the command waits for an answer on a terminal."""
     make_run(tmp_path, 1, 2, 3)
-    master, slave = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ckpttool", "prune", str(tmp_path), "--keep-last", "1"],
-        cwd=ROOT,
-        stdin=slave,
-        stdout=slave,
-        stderr=slave,
-    )
-    os.close(slave)
-    shown = b""
-    while b"[y/N]" not in shown:
-        shown += os.read(master, 1000)
+    prune = ("prune", tmp_path, "--keep-last", "1")
+    process, master = asked_on_a_terminal(*prune, until=b"[y/N]")
     process.send_signal(signal.SIGINT)
     assert process.wait(30) == 130
     assert b"Traceback" not in os.read(master, 1000)

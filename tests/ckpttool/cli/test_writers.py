@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pty
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ import pytest
 
 from tests.ckpttool.cli.support import (
     ROOT,
+    asked_on_a_terminal,
     ckpttool,
     ckpttool_json,
     cut,
@@ -241,18 +241,8 @@ def test_prune_wants_a_directory(tmp_path: Path) -> None:
 )
 def test_prune_asks_on_a_terminal(tmp_path: Path, answer: bytes, code: int, left: int) -> None:
     make_run(tmp_path, 1, 2, 3)
-    master, slave = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ckpttool", "prune", str(tmp_path), "--keep-last", "1"],
-        cwd=ROOT,
-        stdin=slave,
-        stdout=slave,
-        stderr=slave,
-    )
-    os.close(slave)
-    shown = b""
-    while b"delete 2 files? [y/N]" not in shown:
-        shown += os.read(master, 1000)
+    prune = ("prune", tmp_path, "--keep-last", "1")
+    process, master = asked_on_a_terminal(*prune, until=b"delete 2 files? [y/N]")
     os.write(master, answer)
     while True:
         try:

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.render.text import Printer, escape, plural, shorten_middle, size_text
+from ckpttool.checks.base import plural
+from ckpttool.render.text import Printer, escape, shorten_middle, size_text
 
 
 class Terminal(io.StringIO):
