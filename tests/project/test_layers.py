@@ -9,7 +9,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-LAYERS = ("cli", "render", "actions", "checks", "model", "formats", "io", "leaves")
+LAYERS = (
+    "cli",
+    "render",
+    "actions",
+    "mending",
+    "converting",
+    "checks",
+    "model",
+    "writing",
+    "formats",
+    "io",
+    "leaves",
+)
 LEAVES = ("findings", "errors", "exitcodes")
 HEAVY = {
     "torch",

@@ -1,0 +1,1 @@
+"""A whole file made better: plain, smaller, or in another format."""

@@ -1,0 +1,1 @@
+"""What survives in a damaged file, and the proof of it."""
