@@ -59,5 +59,17 @@ class LimitError(FormatError):
         self.limit = limit
 
 
+class UnwritableError(CkptToolError, ValueError):
+    """Content that has no form in the file that is to be written.
+
+    `path` is its dotted place in the content, empty for the whole; `reason` says why.
+    """
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}" if path else reason)
+        self.path = path
+        self.reason = reason
+
+
 class RefusedError(CkptToolError, PermissionError):
     """The action would lose data or run untrusted code, and was not confirmed."""

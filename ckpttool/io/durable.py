@@ -11,6 +11,7 @@ import errno
 import os
 import re
 import stat
+import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool.errors import UnreadableError, WriteError
@@ -33,7 +34,10 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 # The attribute in which such an error carries the space in words, counted before tidying up.
 _SPACE = "ckpttool_space"
 # Says "no hard links here" (exFAT, some FUSE and network file systems).
-_NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EACCES})
+NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EACCES})
+
+_BUSY = frozenset({errno.EACCES, errno.EPERM, errno.EBUSY})
+_BUSY_WAITS_S = (0.05, 0.1, 0.2, 0.4)
 
 
 class Temporary(NamedTuple):
@@ -61,6 +65,8 @@ def write_durably(
     *,
     mode: int | None = None,
     replace: bool = True,
+    sync: bool = True,
+    check: Callable[[str], object] | None = None,
 ) -> T:
     """Writes a file so that after any crash `path` is wholly old or wholly new.
 
@@ -68,6 +74,8 @@ def write_durably(
     the permission bits of the new file; None leaves them to the umask. The directory must exist. A
     symbolic link at `path` is replaced, never followed. With `replace=False` a file that is at
     `path`, or comes to be there meanwhile, stays, and FileExistsError is raised.
+    `check(temporary)` may look at the finished file, synced and closed, before it gets its name.
+    Without `sync`, nothing is: whole after a crash of the program, perhaps not after a power cut.
 
     Any error, an interrupt included, leaves the old file as it was, removes the temporary, and is
     raised as it came (OSError for what the system says). Only when the last step fails, the fsync
@@ -81,14 +89,18 @@ def write_durably(
         file.flush()
         if mode is not None:
             os.fchmod(file.fileno(), mode)
-        os.fsync(file.fileno())
+        if sync:
+            os.fsync(file.fileno())
         file.close()
+        if check is not None:
+            check(temporary)
         _publish(temporary, target, replace=replace)
     except BaseException as error:
         _note_space(error, lambda: _free_words(target))  # before the temporary gives its own back
         _discard(file, temporary)
         raise
-    fsync_directory(os.path.dirname(target) or ".")
+    if sync:
+        fsync_directory(os.path.dirname(target) or ".")
     return result
 
 
@@ -98,12 +110,18 @@ def fsync_directory(path: str | os.PathLike[str]) -> None:
         return
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        sync_open_directory(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_open_directory(descriptor: int) -> None:
+    """`fsync_directory` of one that is open. Raises OSError."""
+    try:
         os.fsync(descriptor)
     except OSError as error:
         if error.errno not in _NO_DIRECTORY_SYNC:
             raise
-    finally:
-        os.close(descriptor)
 
 
 def make_directories(directory: str) -> None:
@@ -180,19 +198,31 @@ def _create_temporary(target: str) -> tuple[str, BinaryIO]:
 
 def _publish(temporary: str, target: str, *, replace: bool) -> None:
     if replace:
-        os.replace(temporary, target)
+        _replace(temporary, target)
         return
     try:
         # Unlike a rename, a link never overwrites: nobody's file is lost, not even in a race.
         os.link(temporary, target)
     except OSError as error:
-        if error.errno not in _NO_LINKS:
+        if error.errno not in NO_LINKS:
             raise
         if os.path.lexists(target):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from None
         os.replace(temporary, target)
     else:
         os.unlink(temporary)
+
+
+def _replace(temporary: str, target: str) -> None:
+    """Renames; tries again where somebody holds the target for a moment, as scanners on Windows."""
+    for wait in _BUSY_WAITS_S:
+        try:
+            return os.replace(temporary, target)
+        except OSError as error:
+            if error.errno not in _BUSY:
+                raise
+        time.sleep(wait)
+    return os.replace(temporary, target)
 
 
 def _discard(file: BinaryIO, temporary: str) -> None:

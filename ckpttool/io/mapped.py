@@ -16,6 +16,7 @@ from struct import Struct
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import mmap
     from collections.abc import Callable, Iterator
 
     from ckpttool.io.reading import FileReader
@@ -83,7 +84,7 @@ def mapped_checksums(
             os.close(telling)
         os.close(taking)
         for child in children:
-            _end(child)
+            end_child(child)
 
 
 def _shares(spans: list[Span], jobs: int) -> Iterator[list[tuple[int, Span]]]:
@@ -116,15 +117,30 @@ def _take_checksums(reader: FileReader, share: list[tuple[int, Span]], telling: 
     crc32 = crc32_function()
     with mmap.mmap(reader.fileno(), reader.size, access=mmap.ACCESS_READ) as mapped:
         view = memoryview(mapped)
+        kept = 0  # from here on, mapped pages are still counted as this process's memory
         for place, (offset, length) in share:
             value, left = 0, length
             while left > _WINDOW_BYTES:
                 value = crc32(view[offset : offset + _WINDOW_BYTES], value)
                 offset, left = offset + _WINDOW_BYTES, left - _WINDOW_BYTES
+                kept = _let_go(mapped, kept, offset)
                 os.write(telling, _MESSAGE.pack(_NO_SPAN, 0, _WINDOW_BYTES))
             value = crc32(view[offset : offset + left], value)
+            kept = _let_go(mapped, kept, offset + left)
             os.write(telling, _MESSAGE.pack(place, value, left))
         view.release()
+
+
+def _let_go(mapped: mmap.mmap, start: int, stop: int) -> int:
+    """Gives back the pages from `start` up to `stop`, once they are many; gives the new start."""
+    import mmap
+
+    if stop - start < _WINDOW_BYTES:
+        return start
+    stop -= stop % mmap.PAGESIZE
+    # They stay in the page cache; only this mapping of them goes (madvise(2)).
+    mapped.madvise(mmap.MADV_DONTNEED, start, stop - start)
+    return stop
 
 
 def _listen(taking: int, done: Callable[[int], object]) -> dict[int, int]:
@@ -142,7 +158,7 @@ def _listen(taking: int, done: Callable[[int], object]) -> dict[int, int]:
     return found
 
 
-def _end(child: int) -> None:
+def end_child(child: int) -> None:
     """Makes sure that a child is gone: it is, unless the parent was interrupted."""
     import signal
 

@@ -1,0 +1,344 @@
+"""A directory has one writer at a time: the lock file that sees to it.
+
+What the file says, and whether its holder lives, tells `io.lock_holder`. Everything here rests on
+what network file systems do atomically, too: making a hard link fails where the name is taken, and
+renaming replaces at once. Whoever takes a dead holder's lock over first links a claim, whose name
+is made from the old lock's token: of any number of takers one gets it. Only it may rename its
+claim over the lock, after a last look whether the old lock is still the one. A taker that died in
+between leaves a claim that is taken over in the same way.
+
+The time of a lock is compared with that of a file just made beside it: the clocks of two machines
+never meet.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from ckpttool.errors import RefusedError
+from ckpttool.io import processes
+from ckpttool.io.durable import NO_LINKS, parse_temporary_name, temporary_name, write_error
+from ckpttool.io.lock_holder import (
+    FLAGS,
+    LOCK_NAME,
+    MOST_BYTES,
+    REFRESH_SECONDS,
+    STALE_SECONDS,
+    Holder,
+    is_from_here,
+    look,
+    parse,
+    read_holder,
+)
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from ckpttool.io.durable import Progress
+
+__all__ = [
+    "LOCK_NAME",
+    "REFRESH_SECONDS",
+    "STALE_SECONDS",
+    "Holder",
+    "LockedError",
+    "WriterLock",
+    "read_holder",
+    "refuse_if_held",
+]
+
+_MOST_TRIES = 1000
+
+
+class LockedError(RefusedError):
+    """Somebody else is writing in the directory, or took its lock over. `holder` is who."""
+
+    def __init__(self, path: str, words: str, holder: Holder | None) -> None:
+        super().__init__(f"{path}: {words}")
+        self.path = path
+        self.holder = holder
+
+
+def refuse_if_held(directory: str | os.PathLike[str]) -> None:
+    """LockedError where another writer is at work in the directory. Nothing is written."""
+    holder = read_holder(directory)
+    if holder is not None and holder.is_held:
+        raise _is_held(os.fspath(directory), holder)
+
+
+class WriterLock:
+    """The lock of a directory, held by this process. Use `acquire`; a context manager.
+
+    `taken_over` is the holder whose lock was found dead or stale and taken over, or None. A child
+    that was forked off does not hold it: for it, every method does nothing.
+    """
+
+    __slots__ = ("_facts", "_owner", "_refreshed", "directory", "path", "taken_over")
+
+    def __init__(self, directory: str, facts: dict[str, Any]) -> None:
+        self.directory = directory
+        self.path = os.path.join(directory, LOCK_NAME)
+        self.taken_over: Holder | None = None
+        self._facts = facts
+        self._owner = os.getpid()
+        self._refreshed = time.monotonic()
+
+    @classmethod
+    def acquire(
+        cls,
+        directory: str | os.PathLike[str],
+        *,
+        program: str,
+        run_id: str | None = None,
+        patience: float = 0.0,
+    ) -> WriterLock:
+        """Takes the lock of a directory that exists, from a dead holder too.
+
+        While it is held, asks again for `patience` seconds. Raises LockedError, which says
+        who holds it, and WriteError where the system does not let us write there.
+        """
+        where = os.fspath(directory)
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                lock = cls(where, _facts_of_this_process(program, run_id))
+                lock._take()
+                return lock
+            except LockedError:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(min(1.0, patience / 10))
+            except OSError as error:
+                raise write_error(os.path.join(where, LOCK_NAME), error) from error
+
+    def refresh(self) -> None:
+        """Says that the holder lives: to be called every `REFRESH_SECONDS`.
+
+        Raises LockedError where the lock is no longer ours, so that nothing more may be written,
+        and WriteError where the system does not let us write.
+        """
+        if os.getpid() != self._owner:
+            return
+        try:
+            descriptor = self._open_own()
+            try:
+                self._facts["refreshed"] = _now()
+                os.pwrite(descriptor, _encode(self._facts), 0)  # of the same length as before
+            finally:
+                os.close(descriptor)
+        except LockedError:
+            raise
+        except OSError as error:
+            raise write_error(self.path, error) from error
+        self._refreshed = time.monotonic()
+
+    def refresh_if_due(self) -> None:
+        """Refreshes when the last time was `REFRESH_SECONDS` ago; costs next to nothing else."""
+        if time.monotonic() - self._refreshed >= REFRESH_SECONDS:
+            self.refresh()
+
+    def keeping(self, progress: Progress | None = None) -> Progress:
+        """A `progress` that refreshes the lock while it counts, and tells `progress`."""
+
+        def keep(done: int, total: int, label: str) -> None:
+            self.refresh_if_due()
+            if progress is not None:
+                progress(done, total, label)
+
+        return keep
+
+    def release(self) -> None:
+        """Gives the lock back; does nothing where it is not ours any more. Never raises OSError.
+
+        A lock that cannot be removed is dead as soon as this process has ended.
+        """
+        if os.getpid() != self._owner:
+            return
+        try:
+            os.close(self._open_own())
+            os.unlink(self.path)
+        except OSError:
+            return
+
+    def _open_own(self) -> int:
+        """The lock file, open for writing. LockedError where it is not ours any more."""
+        try:
+            descriptor = os.open(self.path, os.O_RDWR | FLAGS)
+        except FileNotFoundError:
+            raise LockedError(self.directory, "our lock was removed", None) from None
+        content = parse(os.read(descriptor, MOST_BYTES))
+        if isinstance(content, dict) and content.get("token") == self._facts["token"]:
+            return descriptor
+        os.close(descriptor)
+        holder = look(self.path, time.time())
+        who = holder.words() if holder else "somebody"
+        raise LockedError(self.directory, f"our lock was taken over by {who}", holder)
+
+    def _take(self) -> None:
+        temporary = self._write_temporary()
+        try:
+            now = os.stat(temporary).st_mtime
+            self._place_or_take_over(temporary, now)
+        finally:
+            _unlink_quietly(temporary)
+        self._sweep(now)
+
+    def _place_or_take_over(self, temporary: str, now: float) -> None:
+        for _ in range(_MOST_TRIES):
+            if _place(temporary, self.path):
+                return
+            holder = look(self.path, now)
+            if holder is None:
+                continue  # it was released meanwhile
+            if holder.identity == self._facts["token"]:
+                return  # the link was made, though an answer that got lost said otherwise
+            if holder.is_held:
+                raise _is_held(self.directory, holder)
+            if self._take_over(holder, temporary, now):
+                self.taken_over = holder
+                return
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), self.path)
+
+    def _write_temporary(self) -> str:
+        """The lock's content, whole and durable, under a name that nobody else uses."""
+        attempt = 0
+        while True:
+            name = temporary_name(LOCK_NAME, os.getpid(), attempt)
+            path = os.path.join(self.directory, name)
+            try:
+                _write_new(path, _encode(self._facts))
+                return path
+            except FileExistsError:
+                attempt += 1
+
+    def _take_over(self, old: Holder, temporary: str, now: float) -> bool:
+        """Replaces the lock of a dead holder, unless somebody else is faster."""
+        dead = old.identity
+        while not _place(temporary, claim := self._claim_on(dead)):
+            other = look(claim, now)
+            if other is None:
+                return False  # whoever had it is through: look at the lock again
+            if other.identity == self._facts["token"]:
+                break
+            if other.is_held:
+                raise _is_held(self.directory, other)
+            dead = other.identity  # it died while it took over, so its claim is taken over in turn
+        try:
+            there = look(self.path, now)
+            if there is None or there.identity != old.identity:
+                return False
+            os.replace(claim, self.path)
+        finally:
+            _unlink_quietly(claim)
+        return True
+
+    def _claim_on(self, identity: str) -> str:
+        # Like the temporary of a writer whose pid nobody knows, and if left over, reported as such.
+        return os.path.join(self.directory, f".{LOCK_NAME}.tmp-0-{identity}")
+
+    def _sweep(self, now: float) -> None:
+        """Removes what takers that died have left: no claim means anything once the lock is new."""
+        try:
+            names = os.listdir(self.directory)
+        except OSError:
+            return
+        for name in names:
+            temporary = parse_temporary_name(name)
+            if temporary is None or temporary.target != LOCK_NAME:
+                continue
+            path = os.path.join(self.directory, name)
+            holder = look(path, now)
+            if temporary.pid == 0 or holder is None or not holder.is_held:
+                _unlink_quietly(path)
+
+    def __enter__(self) -> WriterLock:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+def _facts_of_this_process(program: str, run_id: str | None) -> dict[str, Any]:
+    now = _now()
+    return {
+        "pid": os.getpid(),
+        "host": processes.host_name(),
+        "boot_id": processes.boot_id(),
+        "pid_namespace": processes.pid_namespace(),
+        "started": processes.start_ticks(os.getpid()),
+        "program": program,
+        "run_id": run_id,
+        "acquired": now,
+        "refreshed": now,
+        "token": os.urandom(16).hex(),
+    }
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def _encode(facts: dict[str, Any]) -> bytes:
+    import json
+
+    return (json.dumps(facts, indent=2) + "\n").encode("ascii")
+
+
+def _is_held(directory: str, holder: Holder) -> LockedError:
+    words = f"a writer is at work here: {holder.words()}"
+    if holder.pid == os.getpid() and is_from_here(holder):
+        words += ", which is this process"
+    elif holder.state == "unreadable" or not is_from_here(holder):
+        words += f"; last sign of life {max(0, round(holder.age))} s ago"
+    return LockedError(directory, words, holder)
+
+
+def _place(temporary: str, path: str) -> bool:
+    """Gives a whole file this name as well, unless the name is taken. Atomic."""
+    try:
+        os.link(temporary, path, follow_symlinks=False)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        return _place_without_links(temporary, path)
+    return True
+
+
+def _place_without_links(temporary: str, path: str) -> bool:
+    # A reader may find it empty for a moment: then it is unreadable and young, so it is held.
+    with open(temporary, "rb") as file:
+        content = file.read()
+    try:
+        _write_new(path, content)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _write_new(path: str, content: bytes) -> None:
+    """Makes a file. FileExistsError where there is one; nothing is left behind by a failure."""
+    with open(path, "xb") as file:
+        try:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        except BaseException:
+            _unlink_quietly(path)
+            raise
+
+
+def _unlink_quietly(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        return
