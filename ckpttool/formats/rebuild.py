@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ckpttool.formats.dtypes import BITS, STORAGE_DTYPES
@@ -32,6 +33,17 @@ _INTS = {int}
 # torch itself has at most 64; what has more is nothing to spend time on.
 _MOST_DIMENSIONS = 256
 _BEYOND = 1 << 63
+
+
+class UnknownRebuilderError(ValueError):
+    """A call is to make its tensor by a function of torch's that has no stand-in here, `path`.
+
+    There is nothing wrong with it: torch has more of these than are known here.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"unknown rebuilder {path}")
+        self.path = path
 
 
 class TorchSize(tuple[Any, ...]):
@@ -154,15 +166,19 @@ def _layout_name(layout: Any) -> str:
 def _sparse(layout: Any, data: Any) -> TensorValue:
     """torch._utils._rebuild_sparse_tensor(layout, (indices…, values, size[, is_coalesced]))."""
     name = _layout_name(layout)
+    extra = None
     if name == "sparse_coo":
         parts = {"indices": data[0], "values": data[1]}
         shape = data[2]
+        extra = {"coalesced": data[3]} if len(data) > 3 else None
     else:
         first, second = _COMPRESSED[name]
         parts = {first: data[0], second: data[1], "values": data[2]}
         shape = data[3]
     _check_extent(0, shape, shape)
-    return _composed(name, parts, tuple(shape), parts["values"])
+    tensor = _composed(name, parts, tuple(shape), parts["values"])
+    tensor.extra = extra
+    return tensor
 
 
 def _check_parts(parts: dict[str, Any]) -> None:
@@ -185,7 +201,10 @@ def _nested(buffer: Any, sizes: Any, strides: Any, offsets: Any) -> TensorValue:
     parts = {"buffer": buffer, "sizes": sizes, "strides": strides}
     if isinstance(offsets, TensorValue):
         parts["storage_offsets"] = offsets
-    return _composed("nested", parts, None, buffer)
+    tensor = _composed("nested", parts, None, buffer)
+    if "storage_offsets" not in parts:
+        tensor.extra = {"storage_offsets": offsets}  # a list of numbers, before torch 2.1
+    return tensor
 
 
 def _parameter(data: Any, requires_grad: Any, hooks: Any, state: Any = None) -> Any:
@@ -203,12 +222,15 @@ def _from_type(function: Any, kind: Any, args: Any, state: Any) -> Any:
     if not isinstance(function, GlobalRef) or not isinstance(kind, GlobalRef):
         raise ValueError("not a function and a class")
     if function.rebuild is None:
+        if function.module.partition(".")[0] == "torch":
+            raise UnknownRebuilderError(function.path)
         raise ValueError(f"unknown rebuilder {function.path}")
     base = function.rebuild(*args)
     if not isinstance(base, TensorValue):
         raise ValueError("the rebuilder gives no tensor")
-    facts = {} if kind.path in ("torch.Tensor", "torch._tensor.Tensor") else {"subclass": kind.path}
-    return base.with_extra(**facts, state=state)
+    if kind.path in ("torch.Tensor", "torch._tensor.Tensor"):
+        return base.with_extra(state=state)
+    return base.with_extra(**{"subclass": kind.path, "class": kind}, state=state)
 
 
 def _wrapper(
@@ -218,10 +240,10 @@ def _wrapper(
     _check_extent(offset, shape, stride)
     if not isinstance(kind, GlobalRef):
         raise ValueError("no class")
-    subclass = {"subclass": kind.path}
+    extra = {"subclass": kind.path, "class": kind, "wrapper": (offset, layout, device)}
     name = _dtype_name(dtype)
     return TensorValue(
-        None, 0, tuple(shape), tuple(stride), bool(grad), name, "wrapper", extra=subclass
+        None, 0, tuple(shape), tuple(stride), bool(grad), name, "wrapper", extra=extra
     )
 
 
@@ -242,7 +264,9 @@ def _from_cpu(data: Any, dtype: Any, device: Any, requires_grad: Any) -> Any:
     """torch._utils._rebuild_device_tensor_from_cpu_tensor."""
     if not isinstance(data, TensorValue):
         raise ValueError("no tensor")
-    return data.with_extra(device=_device_text(device), cast=_dtype_name(dtype))
+    moved = data.with_extra(device=_device_text(device), cast=_dtype_name(dtype))
+    moved.requires_grad = bool(requires_grad)
+    return moved
 
 
 def _from_numpy(data: Any, dtype: Any, device: Any, requires_grad: Any) -> TensorValue:
@@ -318,17 +342,17 @@ def _numpy_dtype(spec: Any, align: Any = False, copy: Any = True) -> NumpyDtype:
     return NumpyDtype(spec)
 
 
-def _numpy_array(subclass: Any, shape: Any, typecode: Any) -> NumpyArray:
+def _numpy_array(module: str, subclass: Any, shape: Any, typecode: Any) -> NumpyArray:
     """numpy._core.multiarray._reconstruct(cls, (0,), b'b'); the content follows by BUILD."""
     path = subclass.path if isinstance(subclass, GlobalRef) else ""
-    return NumpyArray(None if path == "numpy.ndarray" else path)
+    return NumpyArray(None if path == "numpy.ndarray" else path, module)
 
 
 _STRUCT_CODES = {"f2": "e", "f4": "f", "f8": "d", "b1": "?", "i1": "b", "u1": "B"}
 _STRUCT_CODES |= {"i2": "h", "u2": "H", "i4": "i", "u4": "I", "i8": "q", "u8": "Q"}
 
 
-def _numpy_scalar(dtype: Any, data: Any = None) -> NumpyScalar:
+def _numpy_scalar(module: str, dtype: Any, data: Any = None) -> NumpyScalar:
     """numpy._core.multiarray.scalar(dtype, bytes): decoded where Python has such a number."""
     spec = dtype.spec if isinstance(dtype, NumpyDtype) else ""
     order, code = (spec[0], spec[1:]) if spec[:1] in ("<", ">", "|", "=") else ("<", spec)
@@ -336,7 +360,7 @@ def _numpy_scalar(dtype: Any, data: Any = None) -> NumpyScalar:
     value = None
     if kind and isinstance(data, bytes):
         value = struct.unpack((">" if order == ">" else "<") + kind, data)[0]
-    return NumpyScalar(dtype, data, value)
+    return NumpyScalar(dtype, data, value, module)
 
 
 def build_numpy_array(array: NumpyArray, state: Any) -> None:
@@ -391,7 +415,7 @@ REBUILDERS: dict[tuple[str, str], Rebuild] = {
     **{(m, "bytes"): _empty_bytes for m in ("builtins", "__builtin__")},
     ("numpy", "dtype"): _numpy_dtype,
     **{
-        (module, name): function
+        (module, name): partial(function, module)
         for module in ("numpy.core.multiarray", "numpy._core.multiarray")
         for name, function in (("_reconstruct", _numpy_array), ("scalar", _numpy_scalar))
     },

@@ -30,6 +30,7 @@ from ckpttool.formats.limits import DEFAULT_LIMITS, ReaderLimits
 from ckpttool.formats.rebuild import (
     COPIERS,
     REBUILDERS,
+    UnknownRebuilderError,
     build_numpy_array,
     build_numpy_dtype,
     storage_from_persistent_id,
@@ -339,7 +340,10 @@ class _Machine:
             self.result.malformed_calls.append((path, _one_line(error)))
 
     def _malformed_call(self, target: GlobalRef, args: Any, error: Exception) -> Any:
-        self._note_malformed(target.path, error)
+        if isinstance(error, UnknownRebuilderError):
+            self.result.called.add(error.path)
+        else:
+            self._note_malformed(target.path, error)
         if isinstance(args, tuple):
             self.budget.spend(args)
         return self.call(target, args, "REDUCE")

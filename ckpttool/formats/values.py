@@ -110,8 +110,9 @@ class TensorValue:
 
     `layout` is `strided`, `quantized`, `sparse_coo`, `sparse_csr` (csc, bsr, bsc), `nested`,
     `jagged`, `wrapper`, `meta` or `numpy`. What is built from other tensors names them in `parts`.
-    `storage` is None for those and for what has no bytes. `extra` holds the rest: `subclass`,
-    `parameter`, `quantizer`, `state`, `metadata`.
+    `storage` is None for those and for what has no bytes. `extra` holds the rest: `subclass` (a
+    dotted path) with its `class`, `parameter`, `quantizer`, `state`, `metadata`, `coalesced`,
+    `wrapper` (offset, layout and device), and what else it takes to write the tensor again.
     """
 
     __slots__ = (
@@ -149,7 +150,12 @@ class TensorValue:
         self.extra = extra
 
     def with_extra(self, **facts: Any) -> TensorValue:
-        """A copy that also carries `facts`; the original may be shared through the memo."""
+        """A copy that also carries `facts`; the original may be shared through the memo.
+
+        `layers` then says that one `state` has been put in place of another.
+        """
+        if "state" in facts and self.extra and "state" in self.extra:
+            facts["layers"] = True
         return TensorValue(
             self.storage,
             self.offset,
@@ -181,13 +187,21 @@ class NumpyDtype:
         return f"NumpyDtype({self.spec!r})"
 
 
+# Where numpy 1 has the functions that its pickles name; numpy 2 still finds them there.
+_NUMPY_MODULE = "numpy.core.multiarray"
+
+
 class NumpyArray:
-    """A `numpy.ndarray` stored in the pickle: its raw `data`, or a list for dtype `object`."""
+    """A `numpy.ndarray` stored in the pickle: its raw `data`, or a list for dtype `object`.
 
-    __slots__ = ("data", "dtype", "fortran_order", "shape", "subclass")
+    `module` is where the file says that numpy's function for it lies.
+    """
 
-    def __init__(self, subclass: str | None = None) -> None:
+    __slots__ = ("data", "dtype", "fortran_order", "module", "shape", "subclass")
+
+    def __init__(self, subclass: str | None = None, module: str = _NUMPY_MODULE) -> None:
         self.subclass = subclass
+        self.module = module
         self.shape: tuple[int, ...] = ()
         self.dtype: Any = None
         self.fortran_order = False
@@ -198,11 +212,15 @@ class NumpyArray:
 
 
 class NumpyScalar:
-    """A numpy scalar: `dtype` and raw `data`; `value` is the Python number where there is one."""
+    """A numpy scalar: `dtype` and raw `data`; `value` is the Python number where there is one.
 
-    __slots__ = ("data", "dtype", "value")
+    `module` is where the file says that numpy's function for it lies.
+    """
 
-    def __init__(self, dtype: Any, data: Any, value: Any) -> None:
+    __slots__ = ("data", "dtype", "module", "value")
+
+    def __init__(self, dtype: Any, data: Any, value: Any, module: str = _NUMPY_MODULE) -> None:
+        self.module = module
         self.dtype = dtype
         self.data = data
         self.value = value

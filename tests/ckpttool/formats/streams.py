@@ -126,7 +126,8 @@ def _parts(value: Any) -> list[Any] | None:
     if isinstance(value, (list, tuple)):
         return list(value)
     if isinstance(value, (set, frozenset)):
-        return sorted(value, key=repr)
+        # Not by `repr` alone: equal sets may list what is in them in another order.
+        return sorted(value, key=lambda part: repr(canonical(part)))
     if isinstance(value, GlobalRef):
         return [value.path]
     if isinstance(value, (Opaque, StorageRef, TensorValue, NumpyArray, NumpyDtype, NumpyScalar)):

@@ -117,6 +117,7 @@ def test_sparse(layout: bytes) -> None:
         assert facts(value)[:4] == ("sparse_coo", "float32", (2, 3), None)
         assert list(value.parts) == ["indices", "values"]
         assert value.storage is None
+        assert value.extra == ({"coalesced": True} if more else None)
 
 
 def test_parameters_know_that_they_are_some() -> None:
@@ -154,7 +155,9 @@ def test_tensors_without_bytes() -> None:
               name("torch.strided"), device, b"\x88")
     )  # fmt: skip
     assert facts(value) == ("wrapper", "float32", (2, 3), (2, 3), 0, True)
-    assert value.extra == {"subclass": "my.W"}
+    assert value.extra["subclass"] == value.extra["class"].path == "my.W"
+    offset, layout, where = value.extra["wrapper"]
+    assert (offset, layout.path, where) == (0, "torch.strided", "cpu")
     value = read(utils("_rebuild_meta_tensor_no_storage", FLOAT, SIZE, SIZE, b"\x89"))
     assert facts(value) == ("meta", "float32", (2, 3), (2, 3), 0, False)
 
@@ -311,6 +314,15 @@ NONSENSE: dict[str, bytes] = {
         "numpy.core.multiarray.scalar", call("numpy.dtype", text("f8")), b"C\x02ab"
     ),
 }  # fmt: skip
+
+
+def test_rebuilders_of_torch_that_are_unknown_are_no_nonsense() -> None:
+    made = name("torch.nested._internal.nested_tensor._rebuild_njt")
+    kind = name("torch.nested._internal.nested_tensor.NestedTensor")
+    result = read_pickle(call("torch._tensor._rebuild_from_type_v2", made, kind, b")", b"}") + b".")
+    assert isinstance(result.value, Opaque)
+    assert result.malformed_calls == []
+    assert "torch.nested._internal.nested_tensor._rebuild_njt" in result.called
 
 
 @pytest.mark.parametrize("nonsense", NONSENSE)

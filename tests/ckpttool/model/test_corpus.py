@@ -64,7 +64,8 @@ def test_the_page_lists_what_is_there() -> None:
 def test_tensors_are_those_that_torch_finds(file: str, torch_says: Said) -> None:
     """Names, dtypes, shapes, layouts; where torch loads nothing, the tool names the kind."""
     document, answer = inspect(file), torch_says[str(CORPUS / file)]
-    if not answer["loads"] or document["kind"] == "pickle":
+    # torch.load hands safetensors to the package of that name where it is installed.
+    if not answer["loads"] or document["kind"] in ("pickle", "safetensors"):
         assert document["kind"] in document_kinds(file)
         return
     facts = ("name", "dtype", "shape", "layout", "requires_grad", "subclass")
@@ -112,8 +113,8 @@ def storage_of(tensor: dict[str, Any]) -> str | None:
 @pytest.mark.parametrize("file", FILES)
 def test_what_torch_load_takes_is_predicted(file: str, torch_says: Said) -> None:
     answer, need = torch_says[str(CORPUS / file)], inspect(file)["load_need"]
-    if file in CUT:
-        return  # readable enough to be shown, and not by torch
+    if file in CUT or file.endswith(".safetensors"):
+        return  # readable enough to be shown, and not by torch, or by another package than torch
     assert (need == "weights-only") == answer["weights_only"], answer.get("why")
     if not answer["loads"] and file in page() and page()[file][5].startswith("ERR"):
         return  # a class or a package that is not here
