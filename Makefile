@@ -44,7 +44,7 @@ $(STAMP): pyproject.toml $(VENV)/.torch
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed: make PYTHON=...")'
 	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(TORCH)
-	$(BIN)/python -m pip install --quiet --editable '.[train,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[train,export,dev]'
 	@touch $@
 
 $(VENV)/.torch: FORCE

@@ -12,7 +12,14 @@ from tabulate import tabulate
 
 from benchmarks.measure import REPEATS, Row
 
-MODULES = ("inspect_start", "inspect_many", "verify_speed", "durable_save", "training_step")
+MODULES = (
+    "inspect_start",
+    "inspect_many",
+    "verify_speed",
+    "convert_speed",
+    "durable_save",
+    "training_step",
+)
 
 
 def main(wanted: list[str]) -> None:

@@ -43,15 +43,8 @@ class Judged(NamedTuple):
         return self.state == VALID
 
     def why(self) -> str:
-        """Why it is not valid, in one line: id and words of the error that says most.
-
-        What is dangerous comes before what is damaged, and that before what is not as it should be.
-        """
-        errors = [finding for finding in self.findings if finding.severity.value == "error"]
-        if not errors:
-            return self.state
-        worst = min(errors, key=lambda finding: _FAMILIES.get(finding.id[:3], len(_FAMILIES)))
-        return f"{worst.id}: {worst.words}"
+        """Why it is not valid, in one line."""
+        return why_not_valid(self.state, self.findings)
 
     def as_dict(self) -> dict[str, Any]:
         """The judgement as plain data."""
@@ -62,6 +55,18 @@ class Judged(NamedTuple):
             "why": None if self.is_valid else self.why(),
             "could_not_check": self.unchecked,
         }
+
+
+def why_not_valid(state: str, findings: list[Finding]) -> str:
+    """Id and words of the error that says most of a file that is not valid.
+
+    What is dangerous comes before what is damaged, and that before what is not as it should be.
+    """
+    errors = [finding for finding in findings if finding.severity.value == "error"]
+    if not errors:
+        return state
+    worst = min(errors, key=lambda finding: _FAMILIES.get(finding.id[:3], len(_FAMILIES)))
+    return f"{worst.id}: {worst.words}"
 
 
 class Newest(NamedTuple):

@@ -15,6 +15,7 @@ from ckpttool.formats.anomaly import Anomaly
 from ckpttool.model.names import has_full_width
 
 if TYPE_CHECKING:
+    from ckpttool.model.books import Books
     from ckpttool.model.checkpoint import Checkpoint
     from ckpttool.model.directory import CheckpointDirectory, StepFile
     from ckpttool.model.schema import TrainingFacts
@@ -55,10 +56,11 @@ class FileVerdict:
     `state`: `valid` (intact, and a training checkpoint for the step in its name), `intact` (judged
     by its container alone), `wrong-step`, `not-a-checkpoint`, `damaged`, `dangerous`, `changing`,
     `unreadable`, or `not-opened` (a link or a directory). `checksums`: `checked`, `none stored`,
-    `skipped` (quick) or `not reached`.
+    `skipped` (quick) or `not reached`. `sha256` is that of the whole file where something records
+    one to compare it with, else None.
     """
 
-    __slots__ = ("checksums", "name", "path", "size", "state", "step")
+    __slots__ = ("checksums", "name", "path", "sha256", "size", "state", "step")
 
     def __init__(
         self, step: int | None, name: str, path: str, size: int, state: str, checksums: str
@@ -69,6 +71,7 @@ class FileVerdict:
         self.size = size
         self.state = state
         self.checksums = checksums
+        self.sha256: str | None = None
 
     @property
     def is_valid(self) -> bool:
@@ -179,9 +182,10 @@ class DirectorySubject:
 
     `newest` is the verdict of the highest valid step or None. `whole_temporaries` names leftovers
     that a quick look finds to be whole checkpoints. `quick` says that checksums were not looked at.
+    `books` is what the directory records about itself.
     """
 
-    __slots__ = ("directory", "examined", "newest", "quick", "whole_temporaries")
+    __slots__ = ("books", "directory", "examined", "newest", "quick", "whole_temporaries")
 
     def __init__(
         self,
@@ -190,8 +194,10 @@ class DirectorySubject:
         whole_temporaries: set[str],
         *,
         quick: bool,
+        books: Books,
     ) -> None:
         self.directory = directory
+        self.books = books
         self.examined = examined
         self.whole_temporaries = whole_temporaries
         self.quick = quick

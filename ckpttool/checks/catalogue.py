@@ -5,7 +5,7 @@ An entry is the check's own class: `id`, `severity`, `title`, `meaning`, `why`, 
 
 from __future__ import annotations
 
-from ckpttool.checks import container, directory, pointer, schema, trust, values
+from ckpttool.checks import books, container, directory, pointer, schema, trust, values
 from ckpttool.checks.base import Check
 
 FAMILIES = {
@@ -19,7 +19,7 @@ FAMILIES = {
 
 CATALOGUE: dict[str, type[Check]] = {
     check.id: check
-    for family in (pointer, container, schema, trust, directory, values)
+    for family in (pointer, container, schema, trust, directory, books, values)
     for check in family.CHECKS
 }
 

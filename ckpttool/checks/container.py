@@ -156,7 +156,10 @@ class Truncated(ContainerCheck):
     title = "The file is truncated"
     meaning = "Its end is missing: the archive's end record, or the last storages of a stream."
     why = "A writer or a copy stopped half way. Loaders refuse it, or crash."
-    mends = "Copy it again if the source is whole; else resume from another step."
+    mends = (
+        "Copy it again if the source is whole; else `ckpttool repair` (for a lone file"
+        " `ckpttool mend`) gets back what is there."
+    )
 
     @classmethod
     def look(cls, subject: FileSubject) -> Iterator[Finding]:
@@ -278,7 +281,11 @@ class ChecksumMismatch(ContainerCheck):
     title = "A record's checksum does not match"
     meaning = "The bytes of a record are not those that were written: they have another CRC-32."
     why = "torch does not look at checksums: it would load the damaged values in silence."
-    mends = "Nothing brings the bytes back: resume from another step, or copy the file again."
+    mends = (
+        "`ckpttool repair` (for a lone file `ckpttool mend`) turns a single flipped bit back, and"
+        " takes a record that is stored elsewhere, too, from there. Else copy the file again, or"
+        " resume from another step."
+    )
     most = None
 
     @classmethod
@@ -424,7 +431,7 @@ class DirectoryDamaged(ContainerCheck):
     title = "The archive's directory is damaged"
     meaning = "The central directory or the end record that leads to it is not what it should be."
     why = "Other readers may see fewer records, or none."
-    mends = "Copy the file again, or resume from another step."
+    mends = "`ckpttool repair` (for a lone file `ckpttool mend`) rebuilds it from the records."
 
     @classmethod
     def words(cls, subject: FileSubject, anomaly: Anomaly) -> str:

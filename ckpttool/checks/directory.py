@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from ckpttool.checks.base import DirectoryCheck, DirectorySubject, few, plural, quoted
 from ckpttool.findings import Finding, Place, Severity
+from ckpttool.io.processes import process_is_alive
 from ckpttool.model.directory import Other, StepFile
 from ckpttool.model.names import (
     STEP_DIGITS,
@@ -27,7 +28,8 @@ class LeftoverTemporary(DirectoryCheck):
     )
     why = "It takes space for ever, and may hold the only good copy of its step."
     mends = (
-        "Remove it once no process writes it; where it looks whole and its step is lost, rename it."
+        "`ckpttool repair` looks inside: it publishes one that is whole where its step is lost, and"
+        " sets others aside."
     )
 
     @classmethod
@@ -49,7 +51,7 @@ class LeftoverTemporary(DirectoryCheck):
         return cls.finding(
             Place(other.path),
             "; ".join(words),
-            _temporary_remedy(subject, other, name, alive=alive, only_copy=only_copy),
+            _temporary_remedy(subject, other, alive),
             severity=Severity.INFO if alive else None,
             pid=name.pid,
             process_alive=alive,
@@ -62,37 +64,17 @@ class LeftoverTemporary(DirectoryCheck):
 _ALIVE = {True: "is alive on this host", False: "is not alive on this host", None: "is not known"}
 
 
-def _temporary_remedy(
-    subject: DirectorySubject, other: Other, name: Temporary, *, alive: bool | None, only_copy: bool
-) -> str:
+def _temporary_remedy(subject: DirectorySubject, other: Other, alive: bool | None) -> str:
     if alive:
         return "nothing, while its writer is at work"
-    if only_copy:
-        target = os.path.join(subject.directory.path, name.target)
-        if os.path.lexists(target):
-            return f"keep it: {name.target} is not valid, and this may replace it"
-        return f"mv -n -- {quoted(other.path)} {quoted(target)} && {subject.command('verify')}"
-    return f"rm -- {quoted(other.path)}"
+    if alive is None:  # whom repair does not call dead either
+        return f"once no process writes it: rm -- {quoted(other.path)}"
+    return subject.command("repair")
 
 
 def _step_is_valid(subject: DirectorySubject, target: str) -> bool:
     step = parse_step_file_name(target)
     return any(it.verdict.is_valid and it.verdict.step == step for it in subject.examined)
-
-
-def process_is_alive(pid: int) -> bool | None:
-    """Whether a process with this id runs on this host; None where that cannot be told."""
-    if pid <= 0:
-        return None  # 0 and below would ask for whole process groups
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    except (OverflowError, OSError):
-        return None
-    return True
 
 
 class ForeignNames(DirectoryCheck):
@@ -170,7 +152,7 @@ class StepIsNoFile(DirectoryCheck):
         " valid. It is an error where the pointer names it or it has the highest step."
     )
     why = "A link can lead to a file of another run, or to one that somebody else controls."
-    mends = "Put the file itself in its place, or move the entry away."
+    mends = "`ckpttool repair` sets the entry aside; or put the file itself in its place."
 
     @classmethod
     def look(cls, subject: DirectorySubject) -> Iterator[Finding]:
@@ -183,8 +165,8 @@ class StepIsNoFile(DirectoryCheck):
             bad = named or file.step == steps[-1].step
             words = f"is a {what}, not a regular file, and is not followed"
             severity = Severity.ERROR if bad else None
-            aside = f"mv -n -- {quoted(file.path)} {quoted(file.path + '.aside')}"
-            yield cls.finding(Place(file.path), words, aside, severity=severity, what=what)
+            remedy = subject.command("repair")
+            yield cls.finding(Place(file.path), words, remedy, severity=severity, what=what)
 
 
 class TwoFilesForAStep(DirectoryCheck):
@@ -192,7 +174,7 @@ class TwoFilesForAStep(DirectoryCheck):
     title = "Two files claim the same step"
     meaning = "Several names here stand for one step number, such as step_4.pt and step_0004.pt."
     why = "Which one is loaded depends on the program that looks."
-    mends = "Compare them and keep one, under the twelve-digit name."
+    mends = "`ckpttool repair` keeps the valid one, of two valid ones that with twelve digits."
 
     @classmethod
     def look(cls, subject: DirectorySubject) -> Iterator[Finding]:
@@ -202,7 +184,7 @@ class TwoFilesForAStep(DirectoryCheck):
         for step, names in by_step.items():
             if len(names) > 1:
                 words = f"step {step} has {len(names)} files: {few(names)}"
-                remedy = "compare them and move all but one away"
+                remedy = subject.command("repair")
                 place = Place(subject.directory.path)
                 yield cls.finding(place, words, remedy, step=step, names=names)
 
@@ -262,14 +244,14 @@ class NoValidStep(DirectoryCheck):
     title = "No step is valid"
     meaning = "There are step files, but none of them is an intact training checkpoint."
     why = "There is nothing here that training could resume from."
-    mends = "Bring back a copy of a step file, or look for a whole temporary among the findings."
+    mends = "`ckpttool repair` says what can be got back; else bring back a copy of a step file."
 
     @classmethod
     def look(cls, subject: DirectorySubject) -> Iterator[Finding]:
         if subject.directory.steps and subject.newest is None:
             count = plural(len(subject.directory.steps), "step file")
             words = f"none of the {count} here is valid"
-            remedy = "bring back a good copy of a step file"
+            remedy = subject.command("repair")
             yield cls.finding(Place(subject.directory.path), words, remedy)
 
 

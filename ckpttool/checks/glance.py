@@ -16,6 +16,7 @@ from ckpttool.model.schema import KEYS
 if TYPE_CHECKING:
     from ckpttool.findings import Finding
     from ckpttool.io.durable import Progress
+    from ckpttool.model.books import Books
     from ckpttool.model.checkpoint import Checkpoint, Section
     from ckpttool.model.directory import CheckpointDirectory, StepFile
 
@@ -57,7 +58,7 @@ def glance_step(file: StepFile) -> Row:
 
 
 def glance_directory(
-    directory: CheckpointDirectory, progress: Progress | None = None
+    directory: CheckpointDirectory, books: Books, progress: Progress | None = None
 ) -> tuple[list[Row], list[Finding]]:
     """A row for each step file, ascending, and the findings about the directory as a whole."""
     from ckpttool.checks.verify import directory_findings
@@ -70,5 +71,5 @@ def glance_directory(
         if progress:
             progress(done, total, file.name)
     examined = [row.examined for row in rows]
-    subject = DirectorySubject(directory, examined, set(), quick=True)
+    subject = DirectorySubject(directory, examined, set(), quick=True, books=books)
     return rows, list(directory_findings(subject))

@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckpttool.errors import FormatError, LimitError
 from ckpttool.formats.anomaly import Anomaly
 
 if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
+    from concurrent.futures import Future, ThreadPoolExecutor
 
     from ckpttool.formats.container import Container, Record
     from ckpttool.io.durable import Progress
@@ -96,11 +96,18 @@ class Workers:
         """`function` of every item, in order."""
         if self.jobs == 1 or len(items) < 2 or total_bytes < _WORTH_THREADS:
             return map(function, items)
+        return self._threads().map(function, items)
+
+    def submit(self, function: Callable[..., _Result], *arguments: Any) -> Future[_Result]:
+        """Calls `function` in a thread of the pool."""
+        return self._threads().submit(function, *arguments)
+
+    def _threads(self) -> ThreadPoolExecutor:
         if self._pool is None:
             from concurrent.futures import ThreadPoolExecutor
 
             self._pool = ThreadPoolExecutor(self.jobs, thread_name_prefix="ckpttool")
-        return self._pool.map(function, items)
+        return self._pool
 
     def __enter__(self) -> Workers:
         return self

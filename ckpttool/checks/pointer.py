@@ -130,7 +130,10 @@ class PointerTargetInvalid(PointerCheck):
     title = "The pointer's target is not valid"
     meaning = "The file that latest.json names is there, but damaged, dangerous or no checkpoint."
     why = "The next resume fails, or starts from bad data."
-    mends = "`ckpttool fix-pointer` moves the pointer to the highest valid step."
+    mends = (
+        "`ckpttool repair` mends the file if that can be done without loss; else it, or"
+        " `ckpttool fix-pointer`, moves the pointer to the highest valid step."
+    )
 
     @classmethod
     def look(cls, subject: DirectorySubject) -> Iterator[Finding]:
@@ -138,7 +141,11 @@ class PointerTargetInvalid(PointerCheck):
         target = subject.verdict(pointer.file or "")
         if pointer.state == "ok" and target is not None and not target.is_valid:
             words = f"the pointer names {target.name}, which is {_STATES[target.state]}"
-            yield cls.say(subject, words, file=target.name, state=target.state)
+            finding = cls.say(subject, words, file=target.name, state=target.state)
+            if target.state == "damaged" and subject.newest is not None:
+                # It may come back whole: then the pointer is right where it is.
+                finding.remedy = subject.command("repair")
+            yield finding
 
 
 _STATES = {
@@ -157,7 +164,7 @@ class PointerNotAFile(PointerCheck):
     title = "The pointer is not a regular file"
     meaning = "latest.json is a directory, a link, a pipe or a device. It is not followed or read."
     why = "A loader fails on it, or follows it to a file that this directory does not control."
-    mends = "Move it away, then `ckpttool fix-pointer`."
+    mends = "`ckpttool repair` sets it aside and writes a pointer."
 
     @classmethod
     def look(cls, subject: DirectorySubject) -> Iterator[Finding]:
@@ -166,13 +173,12 @@ class PointerNotAFile(PointerCheck):
             return
         finding = cls.say(subject, f"the pointer cannot be used: {pointer.problem}")
         if subject.newest is not None:
-            aside = quoted(pointer.path + ".aside")
-            finding.remedy = f"mv -n -- {quoted(pointer.path)} {aside} && {finding.remedy}"
+            finding.remedy = subject.command("repair")
         yield finding
 
 
 class PointerRecordDiffers(PointerCheck):
-    """Reads the target when the pointer records a SHA-256, and not in a quick look."""
+    """A quick look takes no SHA-256, so it compares the size alone."""
 
     id = "PTR109"
     title = "The pointer's record of its target differs"
@@ -198,25 +204,11 @@ class PointerRecordDiffers(PointerCheck):
                 f"the pointer records {_recorded(size)} bytes, {target.name} has {target.size:,}"
             )
             yield cls.say(subject, words, recorded=recorded, size=target.size)
-        elif not subject.quick and (recorded_sha := pointer.extra.get("sha256")) is not None:
-            yield from cls._look_at_sha256(subject, pointer.target, recorded_sha)
-
-    @classmethod
-    def _look_at_sha256(
-        cls, subject: DirectorySubject, target: str, recorded: object
-    ) -> Iterator[Finding]:
-        from ckpttool.errors import UnreadableError
-        from ckpttool.io.checksum import sha256_of
-        from ckpttool.io.reading import FileReader
-
-        try:
-            with FileReader(target) as reader:
-                actual = sha256_of(reader)
-        except UnreadableError:
-            return  # the file has a finding of its own
-        if not isinstance(recorded, str) or recorded.lower() != actual:
+            return
+        sha256 = pointer.extra.get("sha256")
+        if None not in (sha256, target.sha256) and str(sha256).lower() != target.sha256:
             words = "the pointer records another SHA-256 than its target has"
-            yield cls.say(subject, words, recorded=str(recorded)[:80], sha256=actual)
+            yield cls.say(subject, words, recorded=str(sha256)[:80], sha256=target.sha256)
 
 
 def _recorded(size: object) -> str:

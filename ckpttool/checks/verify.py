@@ -7,6 +7,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from ckpttool.checks import books as book_checks
 from ckpttool.checks import container as container_checks
 from ckpttool.checks import directory as directory_checks
 from ckpttool.checks import pointer as pointer_checks
@@ -14,10 +15,12 @@ from ckpttool.checks import schema as schema_checks
 from ckpttool.checks import trust as trust_checks
 from ckpttool.checks.base import DirectorySubject, Examined, FileVerdict, command
 from ckpttool.checks.examine import Depth, examine, not_opened
+from ckpttool.checks.hashing import FileHashes
 from ckpttool.checks.measure import Meter, Workers
 from ckpttool.errors import UnreadableError
 from ckpttool.findings import Finding, Severity
 from ckpttool.formats.limits import DEFAULT_LIMITS, ReaderLimits
+from ckpttool.model.books import Books, read_books
 from ckpttool.model.directory import CheckpointDirectory, Other, StepFile, scan
 from ckpttool.model.names import parse_step_file_name
 
@@ -116,6 +119,32 @@ def _verify_file(path: str, depth: Depth, jobs: int | None, progress: Progress |
     return Report(path, result.findings, [result.verdict], newest, quick=depth.quick)
 
 
+def verify_as(
+    path: str,
+    step: int,
+    *,
+    quick: bool = False,
+    limits: ReaderLimits = DEFAULT_LIMITS,
+    progress: Progress | None = None,
+) -> Report:
+    """Verify the regular file `path` as if its name were that of the file of `step`.
+
+    For a writer's temporary, and for a file that was mended and has not got its name yet.
+    """
+    depth = Depth(quick, limits=limits)
+    with Workers(None, Meter(_size(path), progress)) as workers:
+        result = examine(path, step, depth, workers)
+    newest = result.verdict if result.verdict.is_valid else None
+    return Report(path, result.findings, [result.verdict], newest, quick=quick)
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
 def _sibling_command(path: str, step: int | None) -> str | None:
     """How to find the newest valid step beside a lone step file, if there are others at all."""
     directory = os.path.dirname(path) or os.curdir
@@ -129,16 +158,53 @@ def _sibling_command(path: str, step: int | None) -> str | None:
 def _verify_directory(
     directory: CheckpointDirectory, depth: Depth, jobs: int | None, progress: Progress | None
 ) -> Report:
-    total = sum(file.size for file in directory.steps if file.is_regular)
-    with Workers(jobs, Meter(total, progress)) as workers:
-        examined = [_examine_step(file, depth, workers) for file in directory.steps]
-        whole = {other.name for other in directory.others if _looks_whole(other, depth)}
-    subject = DirectorySubject(directory, examined, whole, quick=depth.quick)
+    books = read_books(directory)
+    examined = _examine_steps(directory, books, depth, jobs, progress)
+    whole = {other.name for other in directory.others if _looks_whole(other, depth)}
+    subject = DirectorySubject(directory, examined, whole, quick=depth.quick, books=books)
     for item in examined:
-        _name_remedy(item.findings, _directory_remedy(subject, item))
+        _name_remedy(item.findings, subject.command("repair"))
     findings = [*_file_findings(examined), *directory_findings(subject)]
     files = [item.verdict for item in examined]
     return Report(directory.path, findings, files, subject.newest, quick=depth.quick)
+
+
+def _examine_steps(
+    directory: CheckpointDirectory,
+    books: Books,
+    depth: Depth,
+    jobs: int | None,
+    progress: Progress | None,
+) -> list[Examined]:
+    """Every step file; with its SHA-256 where something records one."""
+    hashed = set() if depth.quick else _to_be_hashed(directory, books)
+    sizes = [(1 + (file.name in hashed)) * file.size for file in directory.steps if file.is_regular]
+    examined = []
+    with Workers(jobs, Meter(sum(sizes), progress)) as workers, FileHashes(workers) as hashes:
+        for file in directory.steps:
+            if file.name in hashed:
+                hashes.start(file)
+            examined.append(_examine_step(file, depth, workers))
+        found = hashes.results()
+    for item in examined:
+        item.verdict.sha256 = found.get(item.entry.name)
+    return examined
+
+
+def _to_be_hashed(directory: CheckpointDirectory, books: Books) -> set[str]:
+    """The files of which the pointer or the manifest records a SHA-256, and no other size."""
+    names = set()
+    pointer = directory.pointer
+    for file in directory.steps:
+        entry = books.entry(file.name)
+        by_pointer = pointer.target is not None and pointer.file == file.name
+        recorded = [(entry.size, entry.sha256)] if entry is not None else []
+        if by_pointer:
+            recorded.append((pointer.extra.get("size"), pointer.extra.get("sha256")))
+        known = (size in (None, file.size) and sha256 is not None for size, sha256 in recorded)
+        if file.is_regular and any(known):
+            names.add(file.name)
+    return names
 
 
 def _examine_step(file: StepFile, depth: Depth, workers: Workers) -> Examined:
@@ -164,7 +230,12 @@ def _file_findings(examined: list[Examined]) -> Iterator[Finding]:
 
 def directory_findings(subject: DirectorySubject) -> Iterator[Finding]:
     """What is to be said of a directory as a whole, once its step files have been examined."""
-    families = (pointer_checks.CHECKS, directory_checks.CHECKS, schema_checks.DIRECTORY_CHECKS)
+    families = (
+        pointer_checks.CHECKS,
+        directory_checks.CHECKS,
+        book_checks.CHECKS,
+        schema_checks.DIRECTORY_CHECKS,
+    )
     for family in families:
         for check in family:
             yield from check.look(subject)
@@ -172,15 +243,6 @@ def directory_findings(subject: DirectorySubject) -> Iterator[Finding]:
 
 
 _BY_SIBLING = frozenset(check.id for check in container_checks.FROM_ANOMALIES if check.by_sibling)
-
-
-def _directory_remedy(subject: DirectorySubject, item: Examined) -> str | None:
-    """What to do about a damaged step file: move the pointer off it, or leave it be."""
-    if subject.newest is None:
-        return None
-    if subject.directory.pointer.file == item.entry.name:
-        return subject.command("fix-pointer")
-    return f"resume from step {subject.newest.step}: {subject.command('latest')}"
 
 
 def _name_remedy(findings: list[Finding], remedy: str | None) -> None:

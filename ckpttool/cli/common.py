@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ckpttool.errors import RefusedError, UnreadableError
 from ckpttool.exitcodes import ExitCode
 from ckpttool.render.text import Printer, escape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ckpttool.actions.newest import Judged, Newest
-    from ckpttool.actions.plan import Plan
+    from ckpttool.actions.plan import Action, Plan
+    from ckpttool.io.lock import WriterLock
 
 # No `exists=True`: a path that is missing is not wrong usage (2) but unreadable (3).
 # What cannot be read is no wrong usage: opening it says so, with an exit code of its own.
@@ -41,6 +46,21 @@ dry_run_option = click.option(
 )
 
 
+def converting_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of a verb that writes a file anew: `-o`, `--force`, `--dry-run`, `--json`."""
+    options = (
+        click.option(
+            "-o", "--output", "out", type=PATH, required=True, metavar="OUT", help="The new file."
+        ),
+        click.option("--force", is_flag=True, help="Overwrite what is at OUT."),
+        dry_run_option,
+        json_option,
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 def example(*lines: str) -> str:
     """An epilog for `--help`: commands to copy, not rewrapped."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
@@ -62,6 +82,81 @@ def with_progress(work: Callable[..., Any], *args: Any, **options: Any) -> Any:
         return work(*args, progress=progress, **options)
 
 
+@contextmanager
+def writer_lock(path: str, verb: str) -> Iterator[WriterLock]:
+    """Holds the lock of the directory `path` while the verb changes it.
+
+    Raises UnreadableError for what is no directory, LockedError where a writer is at work.
+    """
+    from ckpttool.io.lock import WriterLock
+
+    require_directory(path)
+    end_cleanly_when_terminated()
+    with WriterLock.acquire(path, program=f"ckpttool {verb}") as lock:
+        if lock.taken_over is not None:
+            printer = Printer(sys.stderr)
+            printer.line(f"took over the lock of {escape(lock.taken_over.words())}, which is gone")
+        yield lock
+
+
+def refuse_live_writer(path: str, verb: str, dry_run: bool) -> None:
+    """LockedError where a writer is at work in the directory of `path`.
+
+    For a dry run, which changes nothing, a line on standard error.
+    """
+    from ckpttool.io.lock import refuse_if_held
+
+    _refuse(refuse_if_held, path, verb, dry_run)
+
+
+def refuse_half_done(path: str, verb: str, dry_run: bool) -> None:
+    """RefusedError where an operation was left half-way; for a dry run as above."""
+    from ckpttool.actions.journal import refuse_if_unfinished
+
+    _refuse(refuse_if_unfinished, path, verb, dry_run)
+
+
+def _refuse(check: Callable[[str], None], path: str, verb: str, dry_run: bool) -> None:
+    try:
+        check(path if os.path.isdir(path) else os.path.dirname(path) or os.curdir)
+    except RefusedError as error:
+        if not dry_run:
+            raise
+        Printer(sys.stderr).line(f"{verb} would be refused: {escape(str(error))}")
+
+
+def require_directory(path: str) -> None:
+    """UnreadableError for a path that is no directory."""
+    import stat
+
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError) as error:
+        raise UnreadableError(path, getattr(error, "strerror", None) or str(error)) from error
+    if not stat.S_ISDIR(mode):
+        raise UnreadableError(path, "is not a directory")
+
+
+def path_and_ids(path: str, ids: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    """`[PATH] [ID…]` as they were meant: a first word that is an id, and no path, is the id."""
+    from ckpttool.model.operations import is_id
+
+    if is_id(path) and not os.path.lexists(path):
+        return os.curdir, (path, *ids)
+    return path, ids
+
+
+def confirm(question: str, *, unasked: str, refused: str) -> None:
+    """Asks on the terminal; RefusedError for any answer but yes, or without a terminal."""
+    if not sys.stdin.isatty() or not sys.stderr.isatty():
+        raise RefusedError(f"not confirmed: there is no terminal to ask on; {unasked}")
+    sys.stdout.flush()
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise RefusedError(f"not confirmed: {refused}")
+
+
 def end_cleanly_when_terminated() -> None:
     """SIGTERM, as a batch system sends it at a time limit, then ends like Ctrl-C: tidied up."""
     import signal
@@ -81,8 +176,13 @@ def show_passed_over(printer: Printer, passed_over: list[Judged]) -> None:
 
 def show_plan(printer: Printer, plan: Plan) -> None:
     """The actions of a plan, one to a line."""
-    printer.line("plan:")
-    for action in plan.actions:
+    show_actions(printer, plan.actions)
+
+
+def show_actions(printer: Printer, actions: Sequence[Action], heading: str = "plan:") -> None:
+    """Actions, one to a line."""
+    printer.line(heading)
+    for action in actions:
         printer.line(f"  {escape(action.describe())}")
 
 

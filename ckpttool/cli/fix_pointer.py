@@ -12,6 +12,8 @@ from ckpttool.cli.common import (
     example,
     json_option,
     path_argument,
+    refuse_half_done,
+    refuse_live_writer,
     say_no_step,
     show_end,
     show_passed_over,
@@ -53,6 +55,8 @@ def command(path: str, step: int | None, dry_run: bool, as_json: bool) -> ExitCo
         # Of one file alone the newest step is its own, and newer ones beside it would not count.
         hint = "give its directory, and --step N to point at one step among those in it"
         raise click.UsageError(f"PATH is a step file: {hint}")
+    refuse_live_writer(path, "fix-pointer", dry_run)
+    refuse_half_done(path, "fix-pointer", dry_run)
     fix: PointerFix = with_progress(plan_fix_pointer, path, step=step)
     if not as_json:
         _show(Printer(), fix)

@@ -63,15 +63,17 @@ def _is_left_out(parameter: str) -> bool:
 
 def _inspect_directory(path: str, as_json: bool) -> ExitCode:
     from ckpttool.checks.glance import glance_directory
+    from ckpttool.model.books import read_books
     from ckpttool.model.directory import scan
     from ckpttool.render.directory_page import directory_document, show_directory
 
     directory = scan(path)
-    rows, findings = with_progress(glance_directory, directory)
+    books = read_books(directory)
+    rows, findings = with_progress(glance_directory, directory, books)
     if as_json:
-        write_json(directory_document(directory, rows, findings))
+        write_json(directory_document(directory, rows, findings, books))
     else:
-        show_directory(Printer(), directory, rows, findings, command_line("verify", path))
+        show_directory(Printer(), directory, rows, findings, books, command_line("verify", path))
     return _code([*findings, *(f for row in rows for f in row.examined.findings)])
 
 

@@ -22,9 +22,18 @@ VERBS = {
     "inspect": "Show what a directory or file holds.",
     "verify": "Check everything that can be checked.",
     "latest": "Print the path of the newest valid step.",
+    "repair": "Bring a directory back to the newest state that is proven good.",
+    "mend": "Write a new, whole file from what is left of a damaged one.",
     "fix-pointer": "Point latest.json at the newest valid step.",
     "copy": "Copy a valid step, durably.",
     "prune": "Delete old step files, never the newest valid one.",
+    "rollback": "Make an earlier step the latest.",
+    "undo": "Take back what repair or rollback did.",
+    "history": "List what was done and can be taken back.",
+    "purge": "Delete for good what was set aside.",
+    "harden": "Write a file anew so that weights_only=True takes it.",
+    "slim": "Write a file anew without what is not needed.",
+    "export": "Write the tensors of a file as safetensors.",
     "explain": "Explain a finding.",
 }
 

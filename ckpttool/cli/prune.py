@@ -9,15 +9,17 @@ import click
 
 from ckpttool.checks.base import plural
 from ckpttool.cli.common import (
+    confirm,
     dry_run_option,
     example,
     json_option,
     path_argument,
+    refuse_half_done,
+    refuse_live_writer,
     show_unchecked,
     with_progress,
     write_json,
 )
-from ckpttool.errors import RefusedError
 from ckpttool.exitcodes import ExitCode
 from ckpttool.render.text import Printer, escape, size_text
 
@@ -61,6 +63,8 @@ def command(
     """
     from ckpttool.actions.prune import carry_out, plan_prune
 
+    refuse_live_writer(path, "prune", dry_run)
+    refuse_half_done(path, "prune", dry_run)
     prune: PrunePlan = with_progress(
         plan_prune, path, keep_last=keep_last, keep_every=keep_every, keep=keep
     )
@@ -68,7 +72,11 @@ def command(
     if not as_json and not prune.unchecked:
         _show(Printer(), prune)
     if going and not yes:
-        _ask(len(prune.deletions))
+        confirm(
+            f"delete {plural(len(prune.deletions), 'file')}?",
+            unasked="--yes deletes unasked",
+            refused="nothing was deleted",
+        )
     if going:
         carry_out(prune)
     if as_json:
@@ -113,17 +121,6 @@ def _show(printer: Printer, prune: PrunePlan) -> None:
         printer.line(f"{count} to delete, which frees {size_text(prune.frees)}")
     elif prune.kept:
         printer.line("nothing to delete")
-
-
-def _ask(count: int) -> None:
-    """Asks on the terminal; RefusedError for any answer but yes, or without a terminal."""
-    if not sys.stdin.isatty() or not sys.stderr.isatty():
-        raise RefusedError("not confirmed: there is no terminal to ask on; --yes deletes unasked")
-    sys.stdout.flush()
-    sys.stderr.write(f"delete {plural(count, 'file')}? [y/N] ")
-    sys.stderr.flush()
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise RefusedError("not confirmed: nothing was deleted")
 
 
 _OUTCOMES = {

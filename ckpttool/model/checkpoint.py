@@ -18,6 +18,7 @@ from ckpttool.formats.sniff import sniff
 from ckpttool.formats.static_pickle import PickleResult, read_pickle
 from ckpttool.formats.values import StorageRef, TensorValue
 from ckpttool.io.reading import BytesReader, FileReader
+from ckpttool.model.mended import MARK_NAME, read_mark
 from ckpttool.model.storages import Storages, storage_bytes
 from ckpttool.model.tensor import TensorRef
 from ckpttool.model.walk import Walk, find_tensors, key_text
@@ -30,9 +31,12 @@ _MOST_NESTING = 4  # files inside of files inside of files: nothing honest goes 
 _ZIP_KINDS = frozenset(("torch-zip", "torchscript", "zip", "pt2", "dcp-shard"))
 _LEGACY_KINDS = frozenset(("torch-legacy", "torch-legacy-tar"))
 _PICKLE_KINDS = frozenset(("pickle", "dcp-metadata"))
-# Records that torch's writers put beside pickle and storages.
+# Records that torch's writers put beside pickle and storages; and the mark of `mend`.
 _HOUSEKEEPING = frozenset(
-    ("version", "byteorder", ".format_version", ".storage_alignment", ".data/serialization_id")
+    (
+        *("version", "byteorder", ".format_version", ".storage_alignment"),
+        *(".data/serialization_id", MARK_NAME),
+    )
 )
 
 
@@ -81,7 +85,8 @@ class Checkpoint:
     `sections` are the top-level keys. `globals` are the names that the pickle uses, `trust` the
     worst class among them. `load_need` says what `torch.load` takes it with: `weights-only`,
     `allow-list`, `weights_only=False`, or `nothing` for what torch does not load. `anomalies` is
-    all that was odd. `container` is None for what is no container; `storages` are the storages that
+    all that was odd. `mended` is what `mend` has noted in a file that it put together, else None.
+    `container` is None for what is no container; `storages` are the storages that
     the pickle refers to.
     """
 
@@ -98,6 +103,7 @@ class Checkpoint:
         self.limits = limits
         self.anomalies: list[Anomaly] = []
         self.container = _open_container(reader, found.kind, found.container, limits)
+        self.mended = read_mark(self.container)
         self.tree: Any = None
         self.readable = False
         self._results: list[PickleResult] = []
@@ -120,6 +126,11 @@ class Checkpoint:
         if refused or self.kind == "torch-legacy-tar" or self.trust.rank >= Trust.UNKNOWN.rank:
             return "weights_only=False"
         return "weights-only" if self.trust is Trust.TORCH_SAFE else "allow-list"
+
+    @property
+    def protocol(self) -> int:
+        """The protocol of the pickle with the content; 0 where the stream states none."""
+        return self._results[0].protocol if self._results else 0
 
     @property
     def stored_bytes(self) -> int:

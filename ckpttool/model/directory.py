@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 from ckpttool.errors import UnreadableError
 from ckpttool.model.names import (
+    LOCK_NAME,
+    MANIFEST_NAME,
     POINTER_NAME,
     QUARANTINE_NAME,
     Temporary,
@@ -54,8 +56,9 @@ class StepFile(NamedTuple):
 class Other(NamedTuple):
     """An entry that is neither a step file nor the pointer.
 
-    `kind` is `temporary`, `quarantine`, `link`, `directory`, `special` or `foreign`. `link` is
-    where a link points, as written in it. `temporary` is the parsed name of a writer's temporary.
+    `kind` is `temporary`, `lock`, `manifest`, `quarantine`, `link`, `directory`, `special` or
+    `foreign`. `link` is where a link points, as written in it. `temporary` is the parsed name of a
+    writer's temporary.
     """
 
     name: str
@@ -143,6 +146,9 @@ def _sort_entry(entry: os.DirEntry[str], steps: list[StepFile], others: list[Oth
     )
 
 
+_KNOWN = {LOCK_NAME: "lock", MANIFEST_NAME: "manifest"}
+
+
 def _other(entry: os.DirEntry[str], facts: os.stat_result) -> Other:
     kind, link, temporary = "foreign", None, None
     if stat.S_ISLNK(facts.st_mode):
@@ -151,6 +157,8 @@ def _other(entry: os.DirEntry[str], facts: os.stat_result) -> Other:
         kind = "quarantine" if entry.name == QUARANTINE_NAME else "directory"
     elif not stat.S_ISREG(facts.st_mode):
         kind = "special"
+    elif entry.name in _KNOWN:
+        kind = _KNOWN[entry.name]
     elif (temporary := parse_temporary_name(entry.name)) is not None:
         kind = "temporary"
     return Other(entry.name, entry.path, kind, facts.st_size, facts.st_mode, link, temporary)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 
 from ckpttool.io.durable import Temporary, parse_temporary_name, temporary_name
+from ckpttool.io.lock_holder import LOCK_NAME
 
 __all__ = [
+    "LOCK_NAME",
+    "MANIFEST_NAME",
     "POINTER_NAME",
     "QUARANTINE_NAME",
     "STEP_DIGITS",
@@ -18,6 +21,7 @@ __all__ = [
 ]
 
 POINTER_NAME = "latest.json"
+MANIFEST_NAME = "manifest.jsonl"
 QUARANTINE_NAME = ".quarantine"
 STEP_DIGITS = 12
 

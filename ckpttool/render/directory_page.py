@@ -12,6 +12,7 @@ from ckpttool.render.words import LOAD_SHORT, pointer_words
 if TYPE_CHECKING:
     from ckpttool.checks.glance import Row
     from ckpttool.findings import Finding
+    from ckpttool.model.books import Books
     from ckpttool.model.directory import CheckpointDirectory
     from ckpttool.render.text import Printer
 
@@ -34,6 +35,7 @@ def show_directory(
     directory: CheckpointDirectory,
     rows: list[Row],
     findings: list[Finding],
+    books: Books,
     verify_command: str,
 ) -> None:
     """Prints the page of a directory."""
@@ -44,7 +46,8 @@ def show_directory(
     else:
         printer.line("no step files")
     printer.line(pointer_words(directory.pointer))
-    _show_others(printer, directory)
+    _show_books(printer, books)
+    _show_others(printer, directory, told=bool(books.operations))
     _show_findings(printer, rows, findings, verify_command)
 
 
@@ -87,9 +90,23 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-def _show_others(printer: Printer, directory: CheckpointDirectory) -> None:
+def _show_books(printer: Printer, books: Books) -> None:
+    """Who writes here, and what can be taken back."""
+    if (holder := books.holder) is not None:
+        state = {"dead": ", which has ended", "stale": ", which seems to have ended"}
+        held = "held by" if holder.is_held else "left by"
+        printer.wrapped(f"lock: {held} {escape(holder.words())}{state.get(holder.state, '')}")
+    if books.operations:
+        count = plural(len(books.operations), "operation")
+        printer.line(f"set aside by {count}: `ckpttool history` lists what can be taken back")
+
+
+def _show_others(printer: Printer, directory: CheckpointDirectory, *, told: bool) -> None:
+    """What else is there; `told` says that what lies in quarantine was told already."""
     kinds: dict[str, list[str]] = {}
     for other in directory.others:
+        if other.kind in _TOLD_ELSEWHERE or (told and other.kind == "quarantine"):
+            continue
         kinds.setdefault(other.kind, []).append(escape(other.name))
     for kind, names in kinds.items():
         label = _KINDS.get(kind, (kind, kind))
@@ -105,6 +122,7 @@ _KINDS = {
     "special": ("special file", "special files"),
     "quarantine": ("quarantine", "quarantines"),
 }
+_TOLD_ELSEWHERE = frozenset(("lock", "manifest"))
 
 
 def _show_findings(
@@ -128,7 +146,7 @@ def _show_findings(
 
 
 def directory_document(
-    directory: CheckpointDirectory, rows: list[Row], findings: list[Finding]
+    directory: CheckpointDirectory, rows: list[Row], findings: list[Finding], books: Books
 ) -> dict[str, Any]:
     """What `inspect --json` prints of a directory."""
     return {
@@ -137,6 +155,8 @@ def directory_document(
         "steps": [_row_document(row) for row in rows],
         "pointer": directory.pointer.as_dict(),
         "others": [other.as_dict() for other in directory.others],
+        "lock": books.holder and books.holder.as_dict(),
+        "operations": [{"id": one.id, "state": one.state} for one in books.operations],
         "findings": [finding.as_dict() for finding in findings],
     }
 

@@ -36,6 +36,7 @@ def file_document(
         "stored_bytes": checkpoint.stored_bytes,
         "used_bytes": checkpoint.used_bytes,
         "container": _container(checkpoint),
+        "mended": checkpoint.mended,
         "training": _training(facts),
         "sections": {name: _section(s) for name, s in checkpoint.sections.items()},
         "globals": [_global(use) for use in checkpoint.globals],

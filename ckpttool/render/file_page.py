@@ -6,6 +6,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.checks.base import plural
+from ckpttool.model.mended import mark_words
 from ckpttool.render.report import show_findings
 from ckpttool.render.text import escape, shorten_middle, size_text
 from ckpttool.render.words import (
@@ -84,6 +85,8 @@ def _file_facts(checkpoint: Checkpoint, is_training: bool) -> Iterator[tuple[str
     yield "kind", training + escape(checkpoint.words)
     yield "size", f"{checkpoint.size:,} bytes ({size_text(checkpoint.size)})"
     yield "format", GENERATIONS.get(checkpoint.kind, "")
+    if checkpoint.mended is not None:
+        yield "mended", escape(mark_words(checkpoint.mended))
     if checkpoint.container is not None:
         yield "container", _container_words(checkpoint)
     if checkpoint.readable and (checkpoint.container is not None or checkpoint.tensors):

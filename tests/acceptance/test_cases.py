@@ -118,7 +118,7 @@ def test_a02_no_central_directory(cut: float, run: Path) -> None:
     data = corrupt.cut_end(data, int(cut if cut > 1 else cut * len(data)))
     report = judge(run, data, "damaged", "FIL105")
     assert "can still be found whole" in words(report, "FIL105")
-    assert "fix-pointer" in (report.findings[0].remedy or "")
+    assert "ckpttool repair" in (report.findings[0].remedy or "")
 
 
 def test_a04_bit_rot_that_torch_does_not_see(run: Path) -> None:

@@ -86,7 +86,7 @@ def test_fil105_truncated(run: Path, kept: float) -> None:
     report = broken(run, corrupt.keep_first(data, int(len(data) * kept)))
     finding = next(item for item in of_file(report) if item.id == "FIL105")
     assert f"{int(len(data) * kept):,} bytes are present" in finding.words
-    assert finding.remedy == f"ckpttool fix-pointer '{run}'"
+    assert finding.remedy == f"ckpttool repair '{run}'"
     assert state(report) == "damaged"
 
 
@@ -105,10 +105,10 @@ def test_fil105_only_the_end_record_is_gone_and_every_record_survives(run: Path)
     assert state(report) == "damaged"
 
 
-def test_fil105_a_cut_file_that_is_not_the_pointers_names_the_newest_valid_step(run: Path) -> None:
+def test_fil105_a_cut_file_that_is_not_the_pointers(run: Path) -> None:
     put(run, 8, step_bytes(8)[:-30])
     finding = next(item for item in verify(run).findings if item.id == "FIL105")
-    assert finding.remedy == f"resume from step 6: ckpttool latest '{run}'"
+    assert finding.remedy == f"ckpttool repair '{run}'"
 
 
 def test_fil105_legacy_says_what_is_needed(run: Path) -> None:

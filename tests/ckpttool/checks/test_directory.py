@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.checks.directory import process_is_alive
 from ckpttool.checks.verify import verify
 from ckpttool.findings import Finding, Severity
+from ckpttool.io.processes import process_is_alive
 from tests.ckpttool.checks.builders import name, point, put, step_bytes
 
 
@@ -49,16 +49,16 @@ def test_dir101_a_leftover_that_is_cut_may_go(run: Path, dead_pid: int) -> None:
         "only_copy": False,
         "size": 1000,
     }
-    assert finding.remedy == f"rm -- '{path}'"
+    assert finding.remedy == f"ckpttool repair '{run}'"
+    assert finding.place.path == str(path)
 
 
 def test_dir101_a_whole_leftover_may_be_the_only_copy_of_its_step(run: Path, dead_pid: int) -> None:
-    path = temporary(run, 8, dead_pid, step_bytes(8))
+    temporary(run, 8, dead_pid, step_bytes(8))
     finding = the_finding(run, "DIR101")
     assert (finding.facts["looks_whole"], finding.facts["only_copy"]) == (True, True)
     assert "only good copy of step_000000000008.pt" in finding.words
-    target = run / name(8)
-    assert finding.remedy == f"mv -n -- '{path}' '{target}' && ckpttool verify '{run}'"
+    assert finding.remedy == f"ckpttool repair '{run}'"
 
 
 def test_dir101_a_whole_leftover_beside_its_good_step_is_no_only_copy(
@@ -74,8 +74,7 @@ def test_dir101_a_whole_leftover_beside_its_damaged_step_is_kept(run: Path, dead
     put(run, 6, step_bytes(6)[:-50])
     finding = the_finding(run, "DIR101")
     assert finding.facts["only_copy"] is True
-    assert finding.remedy is not None
-    assert finding.remedy.startswith("keep it")
+    assert finding.remedy == f"ckpttool repair '{run}'"
 
 
 def test_dir101_a_writer_at_work_is_only_an_info(run: Path) -> None:

@@ -34,6 +34,7 @@ def test_a_report_is_plain_data(run: Path) -> None:
                 "size": len(step_bytes(step)),
                 "state": "valid",
                 "checksums": "checked",
+                "sha256": None,
             }
             for step in (2, 4, 6)
         ],

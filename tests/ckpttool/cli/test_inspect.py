@@ -19,6 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 from ckpttool.cli.main import main
+from ckpttool.io.lock import WriterLock
 from tests.ckpttool.cli.support import (
     CORPUS,
     ROOT,
@@ -57,6 +58,27 @@ def test_directory(tmp_path: Path) -> None:
     assert "1 leftover of a writer: .step_000000000008.pt.tmp-1" in lines
     assert "1 other file: notes.txt" in lines
     assert f"  run: ckpttool verify {tmp_path}" in lines
+
+
+def test_directory_shows_who_writes_and_what_can_be_taken_back(tmp_path: Path) -> None:
+    run = make_run(tmp_path, 2, 4)
+    (run / "manifest.jsonl").touch()
+    document = ckpttool_json("inspect", run)
+    assert (document["lock"], document["operations"]) == (None, [])
+    assert ckpttool("rollback", run, "--to", "2").returncode == 0
+    with WriterLock.acquire(run, program="trainer\x1b[31m", run_id="r1"):
+        lines = ckpttool("inspect", run).stdout.splitlines()
+        (lock,) = (line for line in lines if line.startswith("lock: "))
+        assert lock.startswith(f"lock: held by pid {os.getpid()} on ")
+        assert "(trainer\\x1b[31m), since 20" in lock
+        told = "set aside by 1 operation: `ckpttool history` lists what can be taken back"
+        assert lines[lines.index(lock) + 1 :] == [told]
+        document = ckpttool_json("inspect", run)
+        assert (document["lock"]["state"], document["lock"]["run_id"]) == ("held", "r1")
+        assert [one["state"] for one in document["operations"]] == ["finished"]
+        path = run / ".writer.lock"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "started": 1}))
+        assert "which has ended" in ckpttool("inspect", run).stdout
 
 
 def test_real_directory() -> None:

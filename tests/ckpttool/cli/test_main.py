@@ -56,12 +56,16 @@ def test_wrong_usage(arguments: list[str]) -> None:
         ["latest"],
         ["fix-pointer"],
         ["prune", "--keep-last", "1"],
+        ["rollback", "--to", "1"],
+        ["undo"],
+        ["history"],
+        ["purge"],
         ["copy", "-", "x"],
     ],
 )
 def test_missing_path(tmp_path: Path, arguments: list[str]) -> None:
     missing = str(tmp_path / "no\x1b[31m\nwhere")
-    rest = ["--keep-last", "1"] if arguments[0] == "prune" else []
+    rest = arguments[1:] if arguments[0] in ("prune", "rollback") else []
     command = [arguments[0], missing, *(["x"] if arguments[0] == "copy" else []), *rest]
     done = ckpttool(*command, cwd=tmp_path)
     assert done.returncode == 3

@@ -40,7 +40,7 @@ def test_damaged(tmp_path: Path, damage: object) -> None:
     lines = done.stdout.splitlines()
     assert f"{tmp_path}/step_000000000006.pt" in lines
     assert any(line.startswith("  error    FIL") for line in lines)
-    assert f"ckpttool fix-pointer {tmp_path}" in done.stdout
+    assert f"ckpttool repair {tmp_path}" in done.stdout
     assert "3 files checked: 2 valid, 1 damaged" in lines
     assert lines[-1] == f"newest valid step: 4 ({tmp_path}/step_000000000004.pt)"
 

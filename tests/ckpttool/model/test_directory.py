@@ -33,6 +33,7 @@ def test_every_kind_of_entry_is_named_for_what_it_is(tmp_path: Path) -> None:
     touch(tmp_path, "step_000000000002.pt", ".step_000000000004.pt.tmp-77", "latest.json")
     touch(tmp_path, ".latest.json.tmp-78-1", ".DS_Store", "._step_000000000002.pt", "Thumbs.db")
     touch(tmp_path, "step_-hf.pt", "step_backup.pt", "step_1.pt.bak", "step_2.PT")
+    touch(tmp_path, ".writer.lock", "manifest.jsonl", "..writer.lock.tmp-79")
     (tmp_path / ".quarantine").mkdir()
     (tmp_path / "old").mkdir()
     (tmp_path / "latest").symlink_to("step_000000000002.pt")
@@ -49,6 +50,9 @@ def test_every_kind_of_entry_is_named_for_what_it_is(tmp_path: Path) -> None:
         "step_backup.pt": "foreign",
         "step_1.pt.bak": "foreign",
         "step_2.PT": "foreign",
+        ".writer.lock": "lock",
+        "manifest.jsonl": "manifest",
+        "..writer.lock.tmp-79": "temporary",
         ".quarantine": "quarantine",
         "old": "directory",
         "latest": "link",

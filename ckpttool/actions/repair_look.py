@@ -1,0 +1,188 @@
+"""What `repair` decides upon: each step file and leftover, with what verification says of it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING, NamedTuple
+
+from ckpttool.actions.newest import why_not_valid
+from ckpttool.checks.base import few
+from ckpttool.checks.verify import verify, verify_as
+from ckpttool.errors import RefusedError, UnreadableError
+from ckpttool.io.processes import may_be_writing
+from ckpttool.model.directory import scan
+from ckpttool.model.names import (
+    LOCK_NAME,
+    POINTER_NAME,
+    Temporary,
+    has_full_width,
+    parse_step_file_name,
+)
+
+if TYPE_CHECKING:
+    from ckpttool.checks.verify import Report
+    from ckpttool.findings import Finding
+    from ckpttool.io.durable import Progress
+    from ckpttool.model.directory import CheckpointDirectory, Other, StepFile
+
+_UNCHECKED = frozenset({"unreadable", "changing"})
+
+
+class Entry(NamedTuple):
+    """A step file, or a leftover that was to become one. `state` is that of its verdict.
+
+    `target` is the name that it has or was to have. `status` is its own (a link is not followed),
+    taken before it was verified; None where it was gone already.
+    """
+
+    path: str
+    name: str
+    target: str
+    step: int
+    state: str
+    findings: list[Finding]
+    status: os.stat_result | None
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether it is intact and the training checkpoint that its name promises."""
+        return self.state == "valid"
+
+    @property
+    def unchecked(self) -> bool:
+        """Whether nothing is known of it, so that nothing may be done with it."""
+        return self.state in _UNCHECKED or self.status is None
+
+    @property
+    def can_be_mended(self) -> bool:
+        """Whether mending is worth a try: it is, or was, an archive of torch's."""
+        return self.state in ("damaged", "dangerous")
+
+    def rank(self) -> tuple[int, bool, str]:
+        """To sort by: of two files of one step the one with all twelve digits is meant."""
+        return self.step, has_full_width(self.target), self.target
+
+    def why(self) -> str:
+        """Id and words of the finding that says most."""
+        if self.state == "not-opened":
+            link = self.status is not None and stat.S_ISLNK(self.status.st_mode)
+            what = f"a link to {os.readlink(self.path)[:200]}" if link else "not a regular file"
+            return f"DIR105: it is {what}"
+        return why_not_valid(self.state, self.findings)
+
+    def ids(self) -> list[str]:
+        """The ids of its errors, each once."""
+        errors = [finding.id for finding in self.findings if finding.severity.value == "error"]
+        return list(dict.fromkeys(errors))
+
+
+class Leftover(NamedTuple):
+    """A writer's temporary. `alive` says whether its writer may be at work: None is unknown.
+
+    `entry` is what verification says of it where it was to become a step file.
+    """
+
+    path: str
+    name: str
+    temporary: Temporary
+    size: int
+    alive: bool | None
+    status: os.stat_result | None
+    entry: Entry | None
+
+
+class Look(NamedTuple):
+    """A directory that was looked at once: what is there, and the report of its verification."""
+
+    directory: CheckpointDirectory
+    report: Report
+    files: list[Entry]
+    leftovers: list[Leftover]
+
+
+def look(path: str, progress: Progress | None = None) -> Look:
+    """Lists and verifies the directory `path`. Raises UnreadableError where it cannot be listed."""
+    directory = scan(path)
+    before = {file.name: _status(file.path) for file in directory.steps}
+    leftovers = [_leftover(other, progress) for other in directory.others if other.temporary]
+    report = verify(path, progress=progress)
+    files = [_entry(file, report, before[file.name]) for file in directory.steps]
+    return Look(directory, report, files, leftovers)
+
+
+def still_the_same(before: Look) -> None:
+    """RefusedError where step files, temporaries or the pointer are not what they were then."""
+    now = scan(before.directory.path)
+    expected: dict[str, os.stat_result | None] = {
+        **{file.name: file.status for file in before.files},
+        **{one.name: one.status for one in before.leftovers if not _is_of_lock(one)},
+    }
+    names = {file.name for file in now.steps}
+    names |= {
+        other.name
+        for other in now.others
+        if other.temporary is not None and other.temporary.target != LOCK_NAME
+    }
+    changed = sorted(names ^ expected.keys())
+    here = before.directory.path
+    for name, status in expected.items():
+        if name not in changed and _marks(status) != _marks(_status(os.path.join(here, name))):
+            changed.append(name)
+    if now.pointer.as_dict() != before.directory.pointer.as_dict():
+        changed.append(POINTER_NAME)
+    if changed:
+        words = f"{few(changed)} changed since it was looked at: nothing was done, run it again"
+        raise RefusedError(f"{here}: {words}")
+
+
+def _is_of_lock(leftover: Leftover) -> bool:
+    return leftover.temporary.target == LOCK_NAME
+
+
+def _marks(status: os.stat_result | None) -> tuple[int, ...] | None:
+    if status is None:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_mode
+
+
+def _entry(file: StepFile, report: Report, status: os.stat_result | None) -> Entry:
+    verdict = next((one for one in report.files if one.name == file.name), None)
+    state = "changing" if verdict is None else verdict.state
+    found = [finding for finding in report.findings if finding.place.path == file.path]
+    return Entry(file.path, file.name, file.name, file.step, state, found, status)
+
+
+def _leftover(other: Other, progress: Progress | None) -> Leftover:
+    temporary = other.temporary
+    assert temporary is not None
+    status = _status(other.path)
+    changed = 0.0 if status is None else status.st_ctime
+    alive = may_be_writing(temporary.pid, changed)
+    entry = None
+    step = parse_step_file_name(temporary.target)
+    if step is not None and alive is False:
+        entry = _examine(other, temporary.target, step, status, progress)
+    return Leftover(other.path, other.name, temporary, other.size, alive, status, entry)
+
+
+def _examine(
+    other: Other,
+    target: str,
+    step: int,
+    status: os.stat_result | None,
+    progress: Progress | None,
+) -> Entry:
+    try:
+        result = verify_as(other.path, step, progress=progress)
+        state, findings = result.files[0].state, result.findings
+    except UnreadableError:
+        state, findings = "unreadable", []
+    return Entry(other.path, other.name, target, step, state, findings, status)
+
+
+def _status(path: str) -> os.stat_result | None:
+    try:
+        return os.lstat(path)
+    except OSError:
+        return None

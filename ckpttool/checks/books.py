@@ -1,0 +1,144 @@
+"""DIR: what a directory records about itself, against what is there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ckpttool.checks.base import DirectoryCheck, DirectorySubject, command, few, plural
+from ckpttool.findings import Finding, Place, Severity
+from ckpttool.model.names import LOCK_NAME, MANIFEST_NAME
+
+if TYPE_CHECKING:
+    from ckpttool.checks.base import FileVerdict
+    from ckpttool.model.manifest import Entry
+
+
+class ManifestDiffers(DirectoryCheck):
+    """Compares the SHA-256 that `verify` has taken; a quick look compares sizes and steps alone."""
+
+    id = "DIR110"
+    title = "The manifest's record of a step differs"
+    meaning = (
+        "manifest.jsonl records the step, the size or the SHA-256 that a step file had when it was"
+        " saved, and the file, which is valid by itself, has another."
+    )
+    why = "Somebody has replaced or changed it since: it is not what training saved."
+    mends = (
+        "Bring back the file that was saved, from a copy whose SHA-256 is the recorded one. If it"
+        " was changed on purpose, remove its line from the manifest."
+    )
+
+    @classmethod
+    def look(cls, subject: DirectorySubject) -> Iterator[Finding]:
+        for item in subject.examined:
+            entry = subject.books.entry(item.entry.name)
+            # Of a file that is damaged, more is said elsewhere.
+            if entry is not None and item.verdict.is_valid:
+                yield from cls._compare(entry, item.verdict)
+
+    @classmethod
+    def _compare(cls, entry: Entry, file: FileVerdict) -> Iterator[Finding]:
+        recorded: object = None
+        actual: object = None
+        words = ""
+        if entry.step is not None and entry.step != file.step:
+            recorded, actual = entry.step, file.step
+            words = f"the manifest records it as step {entry.step}"
+        elif entry.size is not None and entry.size != file.size:
+            recorded, actual = entry.size, file.size
+            words = f"the manifest records {entry.size:,} bytes, it has {file.size:,}"
+        elif None not in (entry.sha256, file.sha256) and entry.sha256 != file.sha256:
+            recorded, actual = entry.sha256, file.sha256
+            words = "the manifest records another SHA-256 than it has"
+        if words:
+            remedy = "bring back the file that was saved, if there is a copy of it"
+            yield cls.finding(Place(file.path), words, remedy, recorded=recorded, actual=actual)
+
+
+class WriterAtWork(DirectoryCheck):
+    id = "DIR111"
+    severity = Severity.INFO
+    title = "A writer holds the lock"
+    meaning = "A trainer or a verb that writes is at work here: its process lives, as far as known."
+    why = "Files come and go meanwhile, and verbs that write refuse."
+    mends = "Nothing, while its writer is at work."
+
+    @classmethod
+    def look(cls, subject: DirectorySubject) -> Iterator[Finding]:
+        holder = subject.books.holder
+        if holder is not None and holder.is_held:
+            words = f"held by {holder.words()}"
+            place = Place(os.path.join(subject.directory.path, LOCK_NAME))
+            yield cls.finding(place, words, pid=holder.pid, host=holder.host, run_id=holder.run_id)
+
+
+class LockLeftOver(DirectoryCheck):
+    id = "DIR112"
+    severity = Severity.WARNING
+    title = "A dead writer's lock was left"
+    meaning = (
+        "The lock of a writer that was killed; or, on another machine, of one that has given no"
+        " sign of life for five minutes."
+    )
+    why = "Its run did not end by itself, so its last save may be incomplete."
+    mends = "Nothing has to be done: whoever writes here next takes it over."
+
+    @classmethod
+    def look(cls, subject: DirectorySubject) -> Iterator[Finding]:
+        holder = subject.books.holder
+        if holder is None or holder.is_held:
+            return
+        ended = "has ended" if holder.state == "dead" else "has given no sign of life for long"
+        words = f"left by {holder.words()}, which {ended}"
+        place = Place(os.path.join(subject.directory.path, LOCK_NAME))
+        yield cls.finding(place, words, pid=holder.pid, host=holder.host)
+
+
+class OperationHalfDone(DirectoryCheck):
+    id = "DIR113"
+    title = "An operation was left half-way"
+    meaning = (
+        "A verb that changes the directory was killed before it was through, or on its way back."
+    )
+    why = "Some of its files may be set aside, and the pointer may not have moved yet."
+    mends = "`ckpttool repair` or the same verb finishes it; `ckpttool undo` takes it back."
+
+    @classmethod
+    def look(cls, subject: DirectorySubject) -> Iterator[Finding]:
+        if subject.books.holder is not None and subject.books.holder.is_held:
+            return  # it is under way
+        for operation in subject.books.operations:
+            if operation.is_open:
+                going = "taken back" if operation.state == "taking-back" else "carried out"
+                words = f"{operation.verb} {operation.id} was only partly {going}"
+                remedy = command("undo", subject.directory.path, operation.id)
+                yield cls.finding(Place(operation.path), words, remedy, operation=operation.id)
+
+
+class ManifestUnreadable(DirectoryCheck):
+    id = "DIR114"
+    severity = Severity.WARNING
+    title = "The manifest cannot be read"
+    meaning = "manifest.jsonl, or some of its lines, cannot be read."
+    why = "The steps that it recorded cannot be compared with what was saved."
+    mends = "Nothing has to be done: every further save adds its own line."
+
+    @classmethod
+    def look(cls, subject: DirectorySubject) -> Iterator[Finding]:
+        manifest = subject.books.manifest
+        if manifest is not None and manifest.problems:
+            count = plural(len(manifest.problems), "problem")
+            place = Place(os.path.join(subject.directory.path, MANIFEST_NAME))
+            words = f"{count} with it: {few(manifest.problems)}"
+            yield cls.finding(place, words, problems=manifest.problems[:100])
+
+
+CHECKS: tuple[type[DirectoryCheck], ...] = (
+    ManifestDiffers,
+    WriterAtWork,
+    LockLeftOver,
+    OperationHalfDone,
+    ManifestUnreadable,
+)

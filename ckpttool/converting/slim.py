@@ -1,0 +1,189 @@
+"""`slim`: a smaller file with the same values: sections left out, storages cut to what is used.
+
+A tensor that is a view brings its whole storage into a file of torch's: `x[:10].clone()` was
+meant, `x[:10]` was saved. Cut are the bytes of storages that no tensor reaches. Tensors that
+overlap go on sharing a storage; what nothing refers to is not taken over. Nothing else changes:
+strides, dtypes, classes and names are those of the source, and so is what it takes to load it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ckpttool.converting.checked import (
+    MARK,
+    Written,
+    open_verified,
+    refuse_target,
+    write_torch_file,
+)
+from ckpttool.converting.contents import dangerous, storage_users
+from ckpttool.converting.extents import Piece, lay_out
+from ckpttool.converting.sections import choose, section_names
+from ckpttool.converting.storages import StorageBytes
+from ckpttool.errors import RefusedError
+from ckpttool.formats.values import StorageRef
+from ckpttool.model.storages import storage_bytes
+
+if TYPE_CHECKING:
+    from ckpttool.io.durable import Progress
+    from ckpttool.model.checkpoint import Checkpoint
+
+_HINT = "drop its section, or see `ckpttool harden --help`"
+
+
+class Saving(NamedTuple):
+    """Bytes that the new file does not have: `kind` is `section`, `cut` or `record`.
+
+    `name` is the section; the first tensor on the storage that was cut, with `#<key>` of the
+    storage where none has a name; or the record that nothing refers to.
+    """
+
+    kind: str
+    name: str
+    nbytes: int
+
+
+class Slimming:
+    """What `slim` is about to write; a context manager, which keeps the source open.
+
+    `savings` tells what goes, the sections first. `dropped` names the sections that are left out.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, keep: Sequence[str], drop: Sequence[str]) -> None:
+        self.path = checkpoint.path
+        self.size = checkpoint.size
+        self._checkpoint = checkpoint
+        if checkpoint.kind == "torchscript":
+            raise RefusedError(f"{self.path}: a TorchScript program, which slim would not keep")
+        before = dict(checkpoint.storages)
+        names = _names_of_storages(checkpoint)
+        sections = _sections_of_storages(checkpoint)
+        self._tree, self.dropped = choose(checkpoint.tree, keep, drop)
+        name = dangerous(self._tree)
+        if name is not None:
+            raise RefusedError(
+                f"{self.path}: {name} can run code, and is not written anew; {_HINT}"
+            )
+        storages = StorageBytes(checkpoint.container)
+        self._pieces = lay_out(self._tree, storages, cut=True)
+        sizes = {key: storage_bytes(storage) for key, storage in before.items()}
+        self.savings = [
+            *_dropped(self.dropped, sections, sizes, self._pieces),
+            *_cut(sizes, self._pieces, names),
+            *_unreferenced(checkpoint),
+        ]
+
+    @property
+    def saved(self) -> int:
+        """Bytes of storages and records that the new file will not have."""
+        return sum(saving.nbytes for saving in self.savings)
+
+    def write(self, out: str, *, force: bool = False, progress: Progress | None = None) -> Written:
+        """Writes `out`. Raises RefusedError, WriteError, UnreadableError, UnwritableError."""
+        refuse_target(self.path, out, force=force)
+        return write_torch_file(
+            self._checkpoint,
+            out,
+            self._tree,
+            self._pieces,
+            {},
+            weights_only=self._checkpoint.load_need == "weights-only",
+            force=force,
+            progress=progress,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The plan as plain data."""
+        return {
+            "path": self.path,
+            "size": self.size,
+            "dropped": self.dropped,
+            "savings": [saving._asdict() for saving in self.savings],
+            "saved": self.saved,
+        }
+
+    def __enter__(self) -> Slimming:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._checkpoint.close()
+
+
+def plan_slim(
+    path: str,
+    *,
+    keep: Sequence[str] = (),
+    drop: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> Slimming:
+    """Verifies a file and finds what a smaller one needs. `keep` or `drop` name sections.
+
+    Raises SectionError for unknown names, RefusedError where dangerous content would stay, and what
+    `open_verified` raises.
+    """
+    checkpoint = open_verified(path, progress)
+    try:
+        return Slimming(checkpoint, keep, drop)
+    except BaseException:
+        checkpoint.close()
+        raise
+
+
+def _names_of_storages(checkpoint: Checkpoint) -> dict[str, str]:
+    """The first tensor on each storage."""
+    names: dict[str, str] = {}
+    for name, tensor in checkpoint.tensors.items():
+        for part in (tensor, *tensor.parts.values()):
+            if part.storage is not None:
+                names.setdefault(part.storage, name)
+    return names
+
+
+def _sections_of_storages(checkpoint: Checkpoint) -> dict[str, list[str]]:
+    """The storages that each section uses, by its name."""
+    found: dict[str, list[str]] = {}
+    if not isinstance(checkpoint.tree, dict):
+        return found
+    for name, value in zip(section_names(checkpoint.tree), checkpoint.tree.values(), strict=True):
+        keys = found.setdefault(name, [])
+        for one in storage_users(value):
+            storage = one if isinstance(one, StorageRef) else one.storage
+            if storage is not None:
+                keys.append(storage.key)
+    return found
+
+
+def _dropped(
+    dropped: list[str], sections: dict[str, list[str]], sizes: dict[str, int], pieces: list[Piece]
+) -> list[Saving]:
+    """What each section alone had: a storage that another one keeps is not saved."""
+    counted = {piece.old for piece in pieces}
+    savings = []
+    for name in dropped:
+        own = set(sections.get(name, ())) - counted
+        counted |= own
+        savings.append(Saving("section", name, sum(sizes.get(key, 0) for key in own)))
+    return savings
+
+
+def _cut(sizes: dict[str, int], pieces: list[Piece], names: dict[str, str]) -> list[Saving]:
+    left: dict[str, int] = {}
+    for piece in pieces:
+        left[piece.old] = left.get(piece.old, 0) + piece.length
+    return [
+        Saving("cut", names.get(key, f"#{key}"), sizes[key] - length)
+        for key, length in left.items()
+        if sizes[key] > length
+    ]
+
+
+def _unreferenced(checkpoint: Checkpoint) -> list[Saving]:
+    container = checkpoint.container
+    assert container is not None
+    return [
+        Saving("record", one.record, container.records[one.record].size)
+        for one in checkpoint.anomalies
+        if one.code == "unreferenced-record" and one.record and one.record != MARK
+    ]
