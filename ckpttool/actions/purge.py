@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckpttool.actions.journal import Operation, history
-from ckpttool.actions.journal_file import in_words, open_folder, open_journal, remove_bare
+from ckpttool.actions.journal.file import in_words, open_folder, open_journal, remove_bare
+from ckpttool.actions.journal.operations import Operation, history
 from ckpttool.errors import RefusedError, UnreadableError
 from ckpttool.model.operations import JOURNAL_NAME, SetAside, id_order, what_is_set_aside
 

@@ -11,7 +11,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.actions.moves import MovePointer, SetAside
+from ckpttool.actions.journal.moves import MovePointer, SetAside
 from ckpttool.actions.newest import judge
 from ckpttool.errors import RefusedError, UnreadableError
 from ckpttool.io.processes import may_be_writing
@@ -21,7 +21,7 @@ from ckpttool.model.names import POINTER_NAME, has_full_width, parse_step_file_n
 from ckpttool.model.pointer import POINTER_BYTES
 
 if TYPE_CHECKING:
-    from ckpttool.actions.undoable import UndoableAction
+    from ckpttool.actions.journal.undoable import UndoableAction
     from ckpttool.io.durable import Progress
     from ckpttool.model.directory import CheckpointDirectory, Other, StepFile
 

@@ -111,7 +111,7 @@ def refuse_live_writer(path: str, verb: str, dry_run: bool) -> None:
 
 def refuse_half_done(path: str, verb: str, dry_run: bool) -> None:
     """RefusedError where an operation was left half-way; for a dry run as above."""
-    from ckpttool.actions.journal import refuse_if_unfinished
+    from ckpttool.actions.journal.operations import refuse_if_unfinished
 
     _refuse(refuse_if_unfinished, path, verb, dry_run)
 

@@ -13,7 +13,7 @@ from ckpttool.exitcodes import ExitCode
 from ckpttool.render.text import Printer, escape, size_text
 
 if TYPE_CHECKING:
-    from ckpttool.actions.journal import Operation
+    from ckpttool.actions.journal.operations import Operation
     from ckpttool.model.operations import SetAside
 
 _HEADERS = ("operation", "verb", "state", "actions", "set aside", "size", "why")
@@ -28,7 +28,7 @@ def command(path: str, as_json: bool) -> ExitCode:
     Of each operation: whether it was finished, taken back, or left half-way, and what lies in its
     folder in .quarantine.
     """
-    from ckpttool.actions.journal import history
+    from ckpttool.actions.journal.operations import history
 
     require_directory(path)
     operations = [(one, _aside(one)) for one in history(path)]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckpttool.actions.repair_deeds import KINDS, MEND
+from ckpttool.actions.repair.deeds import KINDS, MEND
 from ckpttool.cli.common import (
     end_cleanly_when_terminated,
     example,
@@ -21,7 +21,7 @@ from ckpttool.exitcodes import ExitCode
 from ckpttool.render.text import Printer
 
 if TYPE_CHECKING:
-    from ckpttool.actions.repair import Repair
+    from ckpttool.actions.repair.run import Repair
 
 
 def _parse_only(ctx: click.Context, _: click.Parameter, value: str | None) -> frozenset[str]:
@@ -91,8 +91,8 @@ def command(
     writer is at work, or where data would be given up without --allow-loss.
     """
     _refuse_conflicts(path, only, allow_loss, missing, source_step, bit_odds)
-    from ckpttool.actions.repair import Repair
-    from ckpttool.actions.repair_deeds import Options
+    from ckpttool.actions.repair.deeds import Options
+    from ckpttool.actions.repair.run import Repair
 
     if apply:
         end_cleanly_when_terminated()

@@ -25,7 +25,7 @@ from ckpttool.render.text import Printer, escape
 from ckpttool.render.words import pointer_words
 
 if TYPE_CHECKING:
-    from ckpttool.actions.journal import Operation
+    from ckpttool.actions.journal.operations import Operation
     from ckpttool.actions.rollback import RollbackPlan
     from ckpttool.io.durable import Progress
     from ckpttool.io.lock import WriterLock
@@ -81,7 +81,7 @@ def _plan(
 
 
 def _finish_earlier(path: str, printer: Printer | None, lock: WriterLock) -> list[Operation]:
-    from ckpttool.actions.journal import finish, unfinished
+    from ckpttool.actions.journal.operations import finish, unfinished
 
     earlier = [finish(operation, lock.keeping()) for operation in unfinished(path)]
     for operation in earlier:
@@ -92,7 +92,7 @@ def _finish_earlier(path: str, printer: Printer | None, lock: WriterLock) -> lis
 
 
 def _carry_out(path: str, plan: RollbackPlan, lock: WriterLock) -> Operation:
-    from ckpttool.actions.journal import carry_out
+    from ckpttool.actions.journal.operations import carry_out
 
     return carry_out(path, "rollback", plan.actions, why=plan.why, progress=lock.keeping())
 

@@ -24,7 +24,7 @@ from ckpttool.exitcodes import ExitCode
 from ckpttool.render.text import Printer, escape
 
 if TYPE_CHECKING:
-    from ckpttool.actions.journal import Operation
+    from ckpttool.actions.journal.operations import Operation
 
 
 @click.command(
@@ -44,7 +44,7 @@ def command(path: str, id: str | None, dry_run: bool, as_json: bool) -> ExitCode
     pointer is what it was. Where something stands in the way, say a new file of the same name, all
     of it is said and nothing is changed (exit code 4). "ckpttool history" lists operations.
     """
-    from ckpttool.actions.journal import choose, undo
+    from ckpttool.actions.journal.operations import choose, undo
 
     path, ids = path_and_ids(path, () if id is None else (id,))
     wanted = ids[0] if ids else None
@@ -68,7 +68,7 @@ def command(path: str, id: str | None, dry_run: bool, as_json: bool) -> ExitCode
 
 
 def _refuse_obstacles(operation: Operation) -> None:
-    from ckpttool.actions.journal import obstacles
+    from ckpttool.actions.journal.operations import obstacles
 
     if found := obstacles(operation):
         raise RefusedError(f"{operation.id} cannot be taken back: " + "; ".join(found))

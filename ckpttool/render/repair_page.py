@@ -11,10 +11,10 @@ from ckpttool.render.report import show_findings, verdict_lines
 from ckpttool.render.text import escape
 
 if TYPE_CHECKING:
-    from ckpttool.actions.journal import Operation
-    from ckpttool.actions.repair import Repair
-    from ckpttool.actions.repair_deeds import Deed
-    from ckpttool.actions.repair_plan import RepairPlan
+    from ckpttool.actions.journal.operations import Operation
+    from ckpttool.actions.repair.deeds import Deed
+    from ckpttool.actions.repair.plan import RepairPlan
+    from ckpttool.actions.repair.run import Repair
     from ckpttool.render.text import Printer
 
 _MOST_LINES = 20

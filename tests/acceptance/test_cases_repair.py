@@ -408,8 +408,8 @@ def test_d03_one_directory_by_many_names(
 
 def test_d06_several_nodes_repair_at_once(run: Path) -> None:
     """One of them does it; the others are refused, or find nothing left to do."""
-    from ckpttool.actions.repair import Repair
-    from ckpttool.actions.repair_deeds import Options
+    from ckpttool.actions.repair.deeds import Options
+    from ckpttool.actions.repair.run import Repair
     from ckpttool.errors import RefusedError
 
     put(run, 6, b"")

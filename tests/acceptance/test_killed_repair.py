@@ -41,7 +41,7 @@ Tree = dict[str, tuple[str, str, int, int]]
 @pytest.fixture(scope="module")
 def rig() -> Iterator[CrashRig]:
     preload = [f"ckpttool.cli.{verb}" for verb in ("repair", "undo", "rollback", "verify")] + [
-        "ckpttool.actions.repair",
+        "ckpttool.actions.repair.run",
         "hashlib",
         "numpy",
     ]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ckpttool.actions.journal import carry_out, history, undo
+from ckpttool.actions.journal.operations import carry_out, history, undo
 from ckpttool.actions.rollback import RollbackPlan, plan_rollback
 from ckpttool.errors import RefusedError, UnreadableError
 from ckpttool.model.directory import scan

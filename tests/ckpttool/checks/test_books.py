@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from ckpttool.actions.journal import carry_out
-from ckpttool.actions.moves import SetAside
+from ckpttool.actions.journal.moves import SetAside
+from ckpttool.actions.journal.operations import carry_out
 from ckpttool.checks.verify import verify
 from ckpttool.findings import Finding, Severity
 from ckpttool.io.lock import LOCK_NAME, WriterLock

@@ -12,7 +12,14 @@ from typing import Any
 
 import pytest
 
-from ckpttool.actions.journal import (
+from ckpttool.actions.journal.moves import (
+    ChangeMode,
+    InstallMended,
+    MovePointer,
+    PublishTemporary,
+    SetAside,
+)
+from ckpttool.actions.journal.operations import (
     Operation,
     carry_out,
     finish,
@@ -23,14 +30,7 @@ from ckpttool.actions.journal import (
     undo,
     unfinished,
 )
-from ckpttool.actions.moves import (
-    ChangeMode,
-    InstallMended,
-    MovePointer,
-    PublishTemporary,
-    SetAside,
-)
-from ckpttool.actions.undoable import UndoableAction
+from ckpttool.actions.journal.undoable import UndoableAction
 from ckpttool.errors import RefusedError, UnreadableError, WriteError
 from ckpttool.model.operations import is_id, what_is_set_aside
 
@@ -227,7 +227,7 @@ class Killed(BaseException):
 
 def stop_at_line(monkeypatch: pytest.MonkeyPatch, count: int, *, torn: bool = False) -> None:
     """The process ends when it is about to write line `count` of the journal, or half of it."""
-    from ckpttool.actions import journal_file
+    from ckpttool.actions.journal import file as journal_file
 
     seen = 0
     real = journal_file.write_all
@@ -245,7 +245,7 @@ def stop_at_line(monkeypatch: pytest.MonkeyPatch, count: int, *, torn: bool = Fa
     monkeypatch.setattr(journal_file, "write_all", write_all)
     # Nothing is tidied up by a process that was killed.
     monkeypatch.setattr(journal_file, "remove_if_bare", lambda *_: None)
-    monkeypatch.setattr("ckpttool.actions.journal._take_back_quietly", lambda *_: None)
+    monkeypatch.setattr("ckpttool.actions.journal.operations._take_back_quietly", lambda *_: None)
 
 
 def killed_at(run: Path, monkeypatch: pytest.MonkeyPatch, count: int, *, torn: bool) -> None:
@@ -379,7 +379,7 @@ def test_a_disk_that_is_full_from_some_line_on(
     run: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     """One clear error, everything as it was, and where nothing else can be written, no trace."""
-    from ckpttool.actions import journal_file
+    from ckpttool.actions.journal import file as journal_file
 
     before = outside(run)
     seen = 0
@@ -408,7 +408,7 @@ def test_a_disk_that_fills_while_something_is_taken_back(
     run: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     """Either nothing was changed, or all was taken back: moving files needs no space."""
-    from ckpttool.actions import journal_file
+    from ckpttool.actions.journal import file as journal_file
 
     before = outside(run)
     carry_out(run, "repair", plan(run))

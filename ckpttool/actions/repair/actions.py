@@ -6,7 +6,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from ckpttool.actions.moves import (
+from ckpttool.actions.journal.moves import (
     ChangeMode,
     InstallMended,
     MovePointer,
@@ -19,9 +19,9 @@ from ckpttool.model.manifest import read_manifest
 from ckpttool.model.names import LOCK_NAME, POINTER_NAME
 
 if TYPE_CHECKING:
-    from ckpttool.actions.repair_deeds import Deed, Kept, Options
-    from ckpttool.actions.repair_plan import RepairPlan
-    from ckpttool.actions.undoable import UndoableAction
+    from ckpttool.actions.journal.undoable import UndoableAction
+    from ckpttool.actions.repair.deeds import Deed, Kept, Options
+    from ckpttool.actions.repair.plan import RepairPlan
     from ckpttool.io.durable import Progress
     from ckpttool.mending.write import Written
 

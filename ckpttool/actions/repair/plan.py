@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.actions.repair_deeds import (
+from ckpttool.actions.repair.deeds import (
     KINDS,
     MEND,
     SET_ASIDE,
@@ -15,15 +15,15 @@ from ckpttool.actions.repair_deeds import (
     Left,
     Options,
 )
-from ckpttool.actions.repair_modes import plan_modes
-from ckpttool.actions.repair_pointer import Aim, plan_pointer
-from ckpttool.actions.repair_steps import Settled, settle
+from ckpttool.actions.repair.modes import plan_modes
+from ckpttool.actions.repair.pointer import Aim, plan_pointer
+from ckpttool.actions.repair.steps import Settled, settle
 from ckpttool.checks.books import OperationHalfDone
 from ckpttool.errors import CkptToolError, RefusedError
 from ckpttool.model.names import LOCK_NAME
 
 if TYPE_CHECKING:
-    from ckpttool.actions.repair_look import Entry, Leftover, Look
+    from ckpttool.actions.repair.look import Entry, Leftover, Look
     from ckpttool.findings import Finding
     from ckpttool.io.durable import Progress
     from ckpttool.mending.plan import Mending

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import ckpttool
-from ckpttool.actions.journal import undo
-from ckpttool.actions.repair import Repair
-from ckpttool.actions.repair_deeds import KINDS, Options
+from ckpttool.actions.journal.operations import undo
+from ckpttool.actions.repair.deeds import KINDS, Options
+from ckpttool.actions.repair.run import Repair
 from ckpttool.errors import RefusedError
 from ckpttool.model.pointer import read_pointer
 from tests import corrupt

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from ckpttool.actions.journal import KINDS
-from ckpttool.actions.moves import (
+from ckpttool.actions.journal.moves import (
     ChangeMode,
     InstallMended,
     MovePointer,
     PublishTemporary,
     SetAside,
 )
-from ckpttool.actions.undoable import UndoableAction
+from ckpttool.actions.journal.operations import KINDS
+from ckpttool.actions.journal.undoable import UndoableAction
 from ckpttool.errors import FormatError, RefusedError, UnreadableError
 
 STEP = "step_000000000008.pt"

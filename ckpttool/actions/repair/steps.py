@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckpttool.actions.repair_deeds import MEND, SET_ASIDE, TEMPORARIES, Deed, Kept, Left, set_aside
+from ckpttool.actions.repair.deeds import MEND, SET_ASIDE, TEMPORARIES, Deed, Kept, Left, set_aside
 from ckpttool.checks.base import few, plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ckpttool.actions.repair_deeds import Options
-    from ckpttool.actions.repair_look import Entry, Leftover
+    from ckpttool.actions.repair.deeds import Options
+    from ckpttool.actions.repair.look import Entry, Leftover
     from ckpttool.mending.plan import Mending
 
     # What can be got back of a file; None where nothing can.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     import os
 
-    from ckpttool.actions.repair_look import Entry
+    from ckpttool.actions.repair.look import Entry
     from ckpttool.mending.plan import Mending
 
 TEMPORARIES = "temporaries"

@@ -6,9 +6,9 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.actions.install_mended import InstallMended
-from ckpttool.actions.move_pointer import MovePointer
-from ckpttool.actions.undoable import (
+from ckpttool.actions.journal.install_mended import InstallMended
+from ckpttool.actions.journal.move_pointer import MovePointer
+from ckpttool.actions.journal.undoable import (
     AFTER,
     BEFORE,
     BETWEEN,

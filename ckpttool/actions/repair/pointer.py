@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckpttool.actions.repair_deeds import POINTER, Deed, Kept, Left
+from ckpttool.actions.repair.deeds import POINTER, Deed, Kept, Left
 from ckpttool.model.manifest import read_manifest
 from ckpttool.model.names import POINTER_NAME
 
 if TYPE_CHECKING:
-    from ckpttool.actions.repair_look import Look
+    from ckpttool.actions.repair.look import Look
     from ckpttool.model.pointer import Pointer
 
 # States in which the pointer says a step file's name, whether or not it can be followed now.

@@ -26,7 +26,7 @@ from ckpttool.model.operations import (
 )
 
 if TYPE_CHECKING:
-    from ckpttool.actions.undoable import UndoableAction
+    from ckpttool.actions.journal.undoable import UndoableAction
 
 
 class Journal:

@@ -8,19 +8,19 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.actions.journal import carry_out, finish, open_operation, unfinished
-from ckpttool.actions.journal_file import remove_if_bare
-from ckpttool.actions.repair_actions import MendedFiles, actions_for
-from ckpttool.actions.repair_look import look, still_the_same
-from ckpttool.actions.repair_plan import Mender, RepairPlan, decide
+from ckpttool.actions.journal.file import remove_if_bare
+from ckpttool.actions.journal.operations import carry_out, finish, open_operation, unfinished
+from ckpttool.actions.repair.actions import MendedFiles, actions_for
+from ckpttool.actions.repair.look import look, still_the_same
+from ckpttool.actions.repair.plan import Mender, RepairPlan, decide
 from ckpttool.checks.base import command
 from ckpttool.checks.verify import Report, verify
 from ckpttool.errors import RefusedError, UnreadableError
 from ckpttool.io.lock import WriterLock, refuse_if_held
 
 if TYPE_CHECKING:
-    from ckpttool.actions.journal import Operation
-    from ckpttool.actions.repair_deeds import Options
+    from ckpttool.actions.journal.operations import Operation
+    from ckpttool.actions.repair.deeds import Options
     from ckpttool.io.durable import Progress
 
 PROGRAM = "ckpttool repair"

@@ -6,7 +6,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.actions.undoable import (
+from ckpttool.actions.journal.undoable import (
     AFTER,
     BEFORE,
     BETWEEN,

@@ -12,16 +12,16 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.actions import journal_file
-from ckpttool.actions.journal_file import Journal, in_words, open_journal
-from ckpttool.actions.moves import (
+from ckpttool.actions.journal import file as journal_file
+from ckpttool.actions.journal.file import Journal, in_words, open_journal
+from ckpttool.actions.journal.moves import (
     ChangeMode,
     InstallMended,
     MovePointer,
     PublishTemporary,
     SetAside,
 )
-from ckpttool.actions.undoable import (
+from ckpttool.actions.journal.undoable import (
     BEFORE,
     BETWEEN,
     FOREIGN,

@@ -6,11 +6,11 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from ckpttool.actions.repair_deeds import MODES, Deed, Kept, Left
+from ckpttool.actions.repair.deeds import MODES, Deed, Kept, Left
 from ckpttool.checks.base import quoted
 
 if TYPE_CHECKING:
-    from ckpttool.actions.repair_look import Look
+    from ckpttool.actions.repair.look import Look
 
 _OPEN = "TRU108: everybody may write here"
 _PLAIN = 0o666  # of the usual mode, only reading and writing is ever given to another file

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.actions.repair_deeds import KINDS, Options
-from ckpttool.actions.repair_look import look
-from ckpttool.actions.repair_modes import usual_mode
-from ckpttool.actions.repair_plan import Mender, RepairPlan, decide
+from ckpttool.actions.repair.deeds import KINDS, Options
+from ckpttool.actions.repair.look import look
+from ckpttool.actions.repair.modes import usual_mode
+from ckpttool.actions.repair.plan import Mender, RepairPlan, decide
 from tests import corrupt
 from tests.ckpttool.checks.builders import name, point, put, saved, step_bytes, training_state
 
