@@ -178,13 +178,13 @@ def _unit(state: tuple[Any, ...]) -> str:
     metadata = state[8] if len(state) > 8 else None
     if metadata is None:
         return ""
-    try:
-        unit, count = metadata[1][0], metadata[1][1]
-        text = unit.decode("ascii") if isinstance(unit, bytes) else unit
-        if not _UNIT.match(text) or type(count) is not int:
-            raise ValueError("no unit")
-    except (TypeError, IndexError, ValueError, AttributeError) as error:
-        raise NoPlainFormError("its unit of time makes no sense") from error
+    facts = metadata[1] if isinstance(metadata, tuple) and len(metadata) == 2 else ()
+    unit, count = facts[:2] if isinstance(facts, tuple) and len(facts) > 1 else (None, None)
+    text = unit.decode("ascii", "replace") if isinstance(unit, bytes) else unit
+    if not isinstance(text, str) or (not _UNIT.match(text) and text != "generic"):
+        raise NoPlainFormError("its unit of time makes no sense")
+    if type(count) is not int:
+        raise NoPlainFormError("its unit of time makes no sense")
     return "" if text == "generic" else f"[{count}{text}]"
 
 

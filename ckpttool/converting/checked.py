@@ -10,6 +10,7 @@ import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool.errors import RefusedError, UnreadableError, WriteError
+from ckpttool.model.mended import MARK_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from ckpttool.io.durable import Progress
     from ckpttool.model.checkpoint import Checkpoint
 
-# What `mend` writes into a file to say what was done to it; it goes on with the content.
-MARK = ".ckpttool/mended.json"
 # Findings that say "could not be checked", and those of files that are no checkpoint at all.
 _UNCHECKED = frozenset(("FIL101", "FIL124", "FIL125"))
 # What stands against loading with weights_only=True: dangerous, unknown and benign names, opcodes.
@@ -124,9 +123,7 @@ def publish(
     try:
         return Written(out, write_durably(out, write_and_check, replace=force))
     except FileExistsError as error:
-        raise RefusedError(
-            f"{out}: exists already, and is overwritten only with --force"
-        ) from error
+        raise _exists(out) from error
     except UnreadableError:
         raise
     except OSError as error:
@@ -178,7 +175,7 @@ def write_torch_file(
             tree,
             (piece.source(storages) for piece in pieces),
             byteorder=container.byteorder,
-            extra={MARK: container.read(MARK)} if MARK in container.records else {},
+            extra=_mark(container),
             pickle=pickle,
             progress=progress,
         )
@@ -190,6 +187,11 @@ def write_torch_file(
         _prove(out, path, weights_only, progress)
 
     return publish(out, write, check, needed=total + len(pickle), force=force)
+
+
+def _mark(container: Container) -> dict[str, bytes]:
+    """What `mend` wrote into the file to say what was done to it: it goes on with the content."""
+    return {MARK_NAME: container.read(MARK_NAME)} if MARK_NAME in container.records else {}
 
 
 def _same_checksums(

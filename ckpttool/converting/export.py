@@ -16,12 +16,12 @@ from ckpttool.converting.checked import Written, open_verified, publish, refuse_
 from ckpttool.converting.dense import dense_chunks, dense_size, is_contiguous
 from ckpttool.converting.plain import Plainer
 from ckpttool.converting.prefixes import seen, strip_all
-from ckpttool.converting.sections import SectionError, section, section_names
+from ckpttool.converting.sections import SectionError, section, section_names, there_are
 from ckpttool.converting.shared import find_shared
 from ckpttool.converting.storages import NewStorages, StorageBytes
 from ckpttool.converting.terms import LEFT_OUT, Refusal
 from ckpttool.errors import FormatError, LimitError, RefusedError, UnreadableError
-from ckpttool.formats.values import TensorValue
+from ckpttool.formats.values import NumpyArray, Opaque, TensorValue
 from ckpttool.model.inert import what
 from ckpttool.model.walk import key_text
 
@@ -48,7 +48,7 @@ class Exporting:
     `section` is the section's name, None for the whole content. `tensors` maps the new names to
     tensors. `renamed` maps old names to new ones, `collisions` are pairs of old names that would
     become one. `prefixes` are those of wrappers that could be stripped and are not. `aliases` maps
-    names that are left out to the tensor that has the same bytes. `changes` tells what was made a
+    names that are left out to the tensor that has their memory. `changes` tells what was made a
     tensor. `refused` can't be written: it is left out with `allow_loss`, and without it nothing is
     written.
     """
@@ -225,12 +225,17 @@ def default_section(tree: Any) -> str | None:
     for name in MODEL_SECTIONS:
         if name in names and not isinstance(section(tree, name), TensorValue):
             return name
-    if not isinstance(tree, dict) or all(isinstance(v, TensorValue) for v in tree.values()):
+    if not isinstance(tree, dict) or _is_state_dict(tree):
         return None
-    raise SectionError(
-        f"which section? none is called {' or '.join(MODEL_SECTIONS[:2])}; there are: "
-        + ", ".join(names)
-    )
+    asked = " or ".join(MODEL_SECTIONS[:2])
+    raise SectionError(f"which section? none is called {asked}; {there_are(names)}")
+
+
+def _is_state_dict(tree: dict[Any, Any]) -> bool:
+    """Whether tensors lie in it directly, with nothing below them (an empty one counts)."""
+    kinds = [isinstance(value, (TensorValue, NumpyArray)) for value in tree.values()]
+    nested = any(isinstance(v, (dict, list, tuple, set, Opaque)) for v in tree.values())
+    return all(kinds) or (any(kinds) and not nested)
 
 
 def _flattened(plain: Any) -> Iterator[tuple[str, Any]]:

@@ -21,6 +21,7 @@ from ckpttool.converting.plain import Plainer
 from ckpttool.converting.storages import NewStorages, StorageBytes
 from ckpttool.converting.terms import LEFT_OUT, Change, Refusal
 from ckpttool.errors import RefusedError
+from ckpttool.model.mended import MARK_NAME
 
 if TYPE_CHECKING:
     from ckpttool.converting.extents import Piece
@@ -114,7 +115,10 @@ def _whole_file(checkpoint: Checkpoint) -> list[Change]:
     changes = []
     if checkpoint.kind != "torch-zip":
         changes.append(Change("", checkpoint.words, "zip of torch's"))
-    unused = sum(one.code == "unreferenced-record" for one in checkpoint.anomalies)
+    unused = sum(
+        one.code == "unreferenced-record" and one.record != MARK_NAME
+        for one in checkpoint.anomalies
+    )
     if unused and checkpoint.kind != "torchscript":
         changes.append(Change("", f"{plural(unused, 'record')} that nothing refers to", "left out"))
     protocol = checkpoint.protocol

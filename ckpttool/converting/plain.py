@@ -183,8 +183,13 @@ class Plainer:
             return self.refuse(value, str(error))
 
     def _path(self) -> str:
-        parts = [_shorten(str(name)) for name in self._names if name != ""]
-        return _shorten(".".join(parts), _LONGEST_PATH)
+        text = ""
+        for name in self._names:
+            if len(text) > _LONGEST_PATH:  # however deep it goes on: a path costs a few steps
+                break
+            if name != "":
+                text += "." * bool(text) + _shorten(str(name))
+        return _shorten(text, _LONGEST_PATH)
 
 
 def _shorten(text: str, width: int = _LONGEST_PART) -> str:

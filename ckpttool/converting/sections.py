@@ -9,6 +9,8 @@ from ckpttool.errors import CkptToolError
 from ckpttool.formats.values import OrderedMap
 from ckpttool.model.walk import key_text
 
+_MOST_NAMED = 30
+
 
 class SectionError(CkptToolError, ValueError):
     """A section that is not there was asked for; the message lists those that are."""
@@ -57,4 +59,11 @@ def _name(key: Any) -> str:
 
 def _unknown(unknown: list[str], names: list[str]) -> str:
     what = f"there is no section {', '.join(map(repr, unknown))}"
-    return f"{what}; there are: {', '.join(names)}" if names else f"{what}, nor any other"
+    return f"{what}; {there_are(names)}" if names else f"{what}, nor any other"
+
+
+def there_are(names: list[str]) -> str:
+    """`there are: model, optimizer`; of a great many only the first are named."""
+    more = len(names) - _MOST_NAMED
+    shown = ", ".join(name[:80] for name in names[:_MOST_NAMED])
+    return f"there are: {shown}" + (f" and {more:,} more" if more > 0 else "")

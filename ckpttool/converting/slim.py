@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.converting.checked import (
-    MARK,
     Written,
     open_verified,
     refuse_target,
@@ -24,6 +23,7 @@ from ckpttool.converting.sections import choose, section_names
 from ckpttool.converting.storages import StorageBytes
 from ckpttool.errors import RefusedError
 from ckpttool.formats.values import StorageRef
+from ckpttool.model.mended import MARK_NAME
 from ckpttool.model.storages import storage_bytes
 
 if TYPE_CHECKING:
@@ -185,5 +185,5 @@ def _unreferenced(checkpoint: Checkpoint) -> list[Saving]:
     return [
         Saving("record", one.record, container.records[one.record].size)
         for one in checkpoint.anomalies
-        if one.code == "unreferenced-record" and one.record and one.record != MARK
+        if one.code == "unreferenced-record" and one.record and one.record != MARK_NAME
     ]
