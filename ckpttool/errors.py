@@ -52,7 +52,11 @@ class PickleError(FormatError):
 
 
 class LimitError(FormatError):
-    """Reading stopped because a `ReaderLimits` bound was passed; `limit` names the field."""
+    """Reading stopped because a bound was passed.
+
+    `limit` names the field of `ReaderLimits`; or `memory` (there is not enough), `copies` (the
+    content copies more than it holds) or `keys` (they were chosen to be costly).
+    """
 
     def __init__(self, message: str, *, limit: str, record: str | None = None) -> None:
         super().__init__(message, record=record)

@@ -11,6 +11,7 @@ from ckpttool.actions.plan import Action, Plan
 from ckpttool.errors import RefusedError, UnreadableError, WriteError
 from ckpttool.model.names import POINTER_NAME
 from ckpttool.model.pointer import read_pointer
+from ckpttool.model.records import read_records
 
 if TYPE_CHECKING:
     from ckpttool.io.durable import Progress
@@ -56,7 +57,11 @@ class WritePointer(Action):
         def write(file: BinaryIO) -> None:
             file.write(pointer_bytes(self.step, self.file))
 
-        write_durably(self.path, write, mode=_mode_of(self.path), replace=self.replace)
+        def check(_: str) -> None:
+            self._refuse_stale_plan()  # syncing takes time, and not every trainer keeps the lock
+
+        mode = _mode_of(self.path)
+        write_durably(self.path, write, mode=mode, replace=self.replace, check=check)
         now = self._read()
         if (now.state, now.step, now.file) != ("ok", self.step, self.file):
             raise WriteError(self.path, f"was written, but now reads otherwise: {now.problem}")
@@ -130,7 +135,7 @@ def require_valid(
     file = directory.find(step)
     if file is None:
         raise RefusedError(f"{directory.path}: there is no step file for step {step}")
-    judged = judge(file, progress=progress)
+    judged = judge(file, records=read_records(directory.path), progress=progress)
     if judged.unchecked:
         raise UnreadableError(file.path, f"could not be checked: {judged.why()}")
     if not judged.is_valid:

@@ -7,19 +7,23 @@ newest valid one, so nothing is acted on until that is known.
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.checks.verify import verify
 from ckpttool.errors import UnreadableError
 from ckpttool.model.directory import scan
 from ckpttool.model.names import POINTER_NAME, has_full_width
+from ckpttool.model.records import read_records
 
 if TYPE_CHECKING:
     from ckpttool.findings import Finding
     from ckpttool.io.durable import Progress
     from ckpttool.model.directory import CheckpointDirectory, StepFile
+    from ckpttool.model.records import Records
 
 VALID = "valid"
+NOT_AS_RECORDED = "not-as-recorded"
 _FAMILIES = {"TRU": 0, "FIL": 1, "SCH": 2}
 # States of verification that say nothing of the file: neither that it is good nor that it is bad.
 _UNCHECKED = frozenset({"unreadable", "changing"})
@@ -29,13 +33,15 @@ class Judged(NamedTuple):
     """A step file and what verification says of it. `state` is `valid` or says why it is not.
 
     `unchecked` is set where the file could not be checked (not readable, a limit passed, changed
-    while it was read), so that nothing is known of it.
+    while it was read), so that nothing is known of it. `record` says how a file that is whole
+    differs from what the directory records of it.
     """
 
     file: StepFile
     state: str
     findings: list[Finding]
     unchecked: bool = False
+    record: str | None = None
 
     @property
     def is_valid(self) -> bool:
@@ -44,6 +50,8 @@ class Judged(NamedTuple):
 
     def why(self) -> str:
         """Why it is not valid, in one line."""
+        if self.record is not None:
+            return f"not the file that was saved: {self.record}"
         return why_not_valid(self.state, self.findings)
 
     def as_dict(self) -> dict[str, Any]:
@@ -104,8 +112,18 @@ def steps_at(path: str) -> CheckpointDirectory:
     return directory
 
 
-def judge(file: StepFile, *, quick: bool = False, progress: Progress | None = None) -> Judged:
-    """Verifies one step file. Links, directories and the like are never followed or opened."""
+def judge(
+    file: StepFile,
+    *,
+    quick: bool = False,
+    records: Records | None = None,
+    progress: Progress | None = None,
+) -> Judged:
+    """Verifies one step file. Links, directories and the like are never followed or opened.
+
+    With the `records` of its directory, a file that is not the one that was recorded is not valid:
+    its state is `not-as-recorded` then. Its SHA-256 is taken only where one is recorded.
+    """
     if not file.is_regular:
         return Judged(file, "is a link" if file.is_link else "is not a regular file", [])
     try:
@@ -113,7 +131,32 @@ def judge(file: StepFile, *, quick: bool = False, progress: Progress | None = No
     except UnreadableError as error:
         return Judged(file, error.reason, [], unchecked=True)
     state = report.files[0].state
-    return Judged(file, state, report.findings, state in _UNCHECKED)
+    judged = Judged(file, state, report.findings, state in _UNCHECKED)
+    if records is None or not judged.is_valid:
+        return judged
+    try:
+        hasher = None if quick else partial(_sha256, file.path, progress)
+        differs = records.contradict(file.name, report.files[0].size, hasher)
+    except UnreadableError as error:
+        return Judged(file, error.reason, [], unchecked=True)
+    return judged if differs is None else Judged(file, NOT_AS_RECORDED, [], record=differs)
+
+
+def _sha256(path: str, progress: Progress | None) -> str:
+    from hashlib import sha256
+
+    from ckpttool.io.reading import FileReader
+
+    digest, done = sha256(), 0
+    with FileReader(path) as reader:
+        for chunk in reader.chunks(0, reader.size):
+            digest.update(chunk)
+            done += len(chunk)
+            if progress is not None:
+                progress(done, reader.size, os.path.basename(path))
+        if reader.changed():
+            raise UnreadableError(path, "changed while it was read")
+    return digest.hexdigest()
 
 
 def is_gone(judged: Judged) -> bool:
@@ -141,8 +184,9 @@ def find_newest_valid(
     What could not be checked on the way is in `Newest.unchecked`: ask `Newest.sure`.
     """
     passed_over: list[Judged] = []
+    records = read_records(directory.path)
     for file in sorted(directory.steps, key=_rank, reverse=True):
-        judged = judge(file, quick=quick, progress=progress)
+        judged = judge(file, quick=quick, records=records, progress=progress)
         if judged.is_valid:
             return Newest(judged, passed_over)
         if not is_gone(judged):

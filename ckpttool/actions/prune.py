@@ -16,6 +16,7 @@ from ckpttool.actions.plan import Action, Plan
 from ckpttool.errors import UnreadableError, WriteError
 from ckpttool.model.directory import scan
 from ckpttool.model.pointer import read_pointer
+from ckpttool.model.records import read_records
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -157,7 +158,8 @@ def plan_prune(
     if pointer.state == "unreadable":
         # It may name any file here, so none can be deleted safely.
         raise UnreadableError(pointer.path, f"could not be read: {pointer.problem}")
-    judged = [judge(file, progress=progress) for file in directory.steps]
+    records = read_records(path)
+    judged = [judge(file, records=records, progress=progress) for file in directory.steps]
     # What another process deleted meanwhile is nobody's concern any more.
     judged = [one for one in judged if not is_gone(one)]
     valid = [one.file for one in judged if one.is_valid]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +19,7 @@ _DAY = 86400
 _STAYS = {
     "unfinished": "was not finished: finish it or take it back first",
     "taking-back": "was not wholly taken back: `ckpttool undo` does that",
-    "damaged": "has no journal that can be read: look at its files, and delete them by hand",
+    "damaged": "has no journal that can be read: look at its files; named by its ID it is deleted",
 }
 
 
@@ -52,8 +54,10 @@ class PurgePlan(NamedTuple):
         return sum(one.aside.nbytes for one in self.going)
 
 
-def why_it_stays(operation: Operation) -> str | None:
-    """Why an operation can't be deleted, in words; None where it can."""
+def why_it_stays(operation: Operation, *, named: bool = False) -> str | None:
+    """Why an operation can't be deleted, in words; None where it can. `named`: by its ID."""
+    if named and operation.state == "damaged":
+        return None
     return _STAYS.get(operation.state)
 
 
@@ -63,43 +67,48 @@ def plan_purge(
     """Plans to delete these operations of the directory `path`, or all; only older ones if asked.
 
     Raises UnreadableError for an id that is not there, RefusedError for one that may not be
-    deleted.
+    deleted. One whose journal can't be read has to be named.
     """
     found = history(path)
     known = {operation.id: operation for operation in found}
     for id in ids:
         if id not in known:
             raise UnreadableError(path, f"there is no operation {id[:80]}")
-        if words := why_it_stays(known[id]):
+        if words := why_it_stays(known[id], named=True):
             raise RefusedError(f"{id} {words}")
     chosen = [one for one in found if not ids or one.id in ids]
     if older_than_days is not None:
         chosen = [one for one in chosen if _age_in_days(one.id) >= older_than_days]
-    going = [one for one in chosen if why_it_stays(one) is None]
-    staying = [one for one in chosen if why_it_stays(one) is not None]
+    going = [one for one in chosen if why_it_stays(one, named=bool(ids)) is None]
+    staying = [one for one in chosen if why_it_stays(one, named=bool(ids)) is not None]
     return PurgePlan(path, [Going(one, _look(one)) for one in going], staying)
 
 
 def purge(operation: Operation) -> None:
-    """Deletes an operation's folder with everything in it. Raises WriteError.
+    """Deletes an operation's folder with everything in it, a damaged one too. Raises WriteError.
 
     Killed on the way it leaves an operation that can only be purged, not taken back.
     """
     where, id = operation.directory, operation.id
-    if why_it_stays(operation) is not None:
-        raise RefusedError(f"{id} {why_it_stays(operation)}")
+    if words := why_it_stays(operation, named=True):
+        raise RefusedError(f"{id} {words}")
     if operation.recorded.time and operation.state != "purging":
         with open_journal(where, id) as journal:
             journal.append("purging")
     try:
         with open_folder(where, id) as (_, _, folder):
             for name in folder.names():
-                if name != JOURNAL_NAME:  # it goes last: without it nobody knows what the rest is
+                # The journal goes last: without it nobody knows what the rest is.
+                if name != JOURNAL_NAME or _is_folder(folder.status(name)):
                     folder.remove_tree(name)
             folder.sync()
         remove_bare(where, id)
     except OSError as error:
         raise in_words(operation.folder, error) from error
+
+
+def _is_folder(status: os.stat_result | None) -> bool:
+    return status is not None and stat.S_ISDIR(status.st_mode)
 
 
 def _look(operation: Operation) -> SetAside:

@@ -19,6 +19,7 @@ from ckpttool.model.directory import scan
 from ckpttool.model.manifest import read_manifest
 from ckpttool.model.names import POINTER_NAME, has_full_width, parse_step_file_name
 from ckpttool.model.pointer import POINTER_BYTES
+from ckpttool.model.records import read_records
 
 if TYPE_CHECKING:
     from ckpttool.actions.journal.undoable import UndoableAction
@@ -63,7 +64,7 @@ def plan_rollback(path: str, step: int, *, progress: Progress | None = None) -> 
     target = directory.find(step)
     if target is None:
         raise UnreadableError(directory.path, f"there is no step file for step {step}")
-    judged = judge(target, progress=progress)
+    judged = judge(target, records=read_records(path), progress=progress)
     if judged.unchecked:
         raise UnreadableError(target.path, f"could not be checked: {judged.why()}")
     if not judged.is_valid:

@@ -7,6 +7,7 @@ except where its class says so, never prints, and never raises for what it sees.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -54,8 +55,9 @@ class FileVerdict:
     """What is to be said of one file as a whole.
 
     `state`: `valid` (intact, and a training checkpoint for the step in its name), `intact` (judged
-    by its container alone), `wrong-step`, `not-a-checkpoint`, `damaged`, `dangerous`, `changing`,
-    `unreadable`, or `not-opened` (a link or a directory). `checksums`: `checked`, `none stored`,
+    by its container alone), `not-as-recorded` (whole, but its own record says another size or
+    SHA-256), `wrong-step`, `not-a-checkpoint`, `damaged`, `dangerous`, `changing`, `unreadable`, or
+    `not-opened` (a link or a directory). `checksums`: `checked`, `none stored`,
     `skipped` (quick) or `not reached`. `sha256` is that of the whole file where something records
     one to compare it with, else None.
     """
@@ -224,16 +226,45 @@ class DirectoryCheck(Check):
         raise NotImplementedError
 
 
+_OPTION = re.compile(r"--?[a-z][a-z-]*\Z")
+
+
 def command(verb: str, *arguments: str | os.PathLike[str]) -> str:
     """A command line of this tool that can be pasted into a shell, whatever the paths hold."""
-    return " ".join(["ckpttool", verb, *(quoted(os.fspath(argument)) for argument in arguments)])
+    words = [os.fspath(argument) for argument in arguments]
+    return " ".join(["ckpttool", verb, *(_argument(word, at) for at, word in enumerate(words))])
+
+
+def _argument(word: str, at: int) -> str:
+    """The first one is a path; what begins with a dash further on is an option of this tool."""
+    return word if at and _OPTION.match(word) else quoted(word)
 
 
 def quoted(path: str) -> str:
-    """A path quoted for a shell."""
+    r"""A path quoted for a shell: `./-x` where it would look like an option, `$'a\nb'` in need.
+
+    The latter is for what does not print, and for bytes that are not UTF-8: the words of a finding
+    are escaped before they are shown, and have to be fit to be pasted all the same.
+    """
     from shlex import quote
 
-    return quote(path)
+    if path.startswith("-"):
+        path = f"./{path}"
+    if path.isprintable():
+        return quote(path)
+    return "$'" + "".join(map(_in_ansi_c, path)) + "'"
+
+
+_ANSI_C = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "'": "\\'", "\\": "\\\\"}
+
+
+def _in_ansi_c(char: str) -> str:
+    """A character within `$'…'`, in which bash and POSIX.1-2024 take octal digits for a byte."""
+    if char in _ANSI_C:
+        return _ANSI_C[char]
+    if char.isprintable():
+        return char
+    return "".join(f"\\{byte:03o}" for byte in os.fsencode(char))
 
 
 def few(names: list[str] | tuple[str, ...], most: int = 3) -> str:

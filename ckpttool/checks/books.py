@@ -6,9 +6,10 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ckpttool.checks.base import DirectoryCheck, DirectorySubject, command, few, plural
+from ckpttool.checks.base import DirectoryCheck, DirectorySubject, command, few, plural, quoted
 from ckpttool.findings import Finding, Place, Severity
-from ckpttool.model.names import LOCK_NAME, MANIFEST_NAME
+from ckpttool.model.names import LOCK_NAME, MANIFEST_NAME, QUARANTINE_NAME
+from ckpttool.model.operations import not_a_quarantine
 
 if TYPE_CHECKING:
     from ckpttool.checks.base import FileVerdict
@@ -22,12 +23,14 @@ class ManifestDiffers(DirectoryCheck):
     title = "The manifest's record of a step differs"
     meaning = (
         "manifest.jsonl records the step, the size or the SHA-256 that a step file had when it was"
-        " saved, and the file, which is valid by itself, has another."
+        " saved, and the file, which is whole by itself, has another. A warning where the pointer,"
+        " or another line, has the SHA-256 of the file."
     )
     why = "Somebody has replaced or changed it since: it is not what training saved."
     mends = (
-        "Bring back the file that was saved, from a copy whose SHA-256 is the recorded one. If it"
-        " was changed on purpose, remove its line from the manifest."
+        "Bring back the file that was saved, from a copy whose SHA-256 is the recorded one; or"
+        " `ckpttool repair` sets it aside. If it was changed on purpose, add a line to the manifest"
+        " that records it as it is now."
     )
 
     @classmethod
@@ -35,11 +38,15 @@ class ManifestDiffers(DirectoryCheck):
         for item in subject.examined:
             entry = subject.books.entry(item.entry.name)
             # Of a file that is damaged, more is said elsewhere.
-            if entry is not None and item.verdict.is_valid:
-                yield from cls._compare(entry, item.verdict)
+            if entry is not None and item.verdict.state in ("valid", "not-as-recorded"):
+                remedy = None
+                if item.verdict.is_valid:
+                    remedy = "nothing: another record, a newer or an older one, proves the file"
+                yield from cls._compare(entry, item.verdict, remedy or subject.command("repair"))
 
     @classmethod
-    def _compare(cls, entry: Entry, file: FileVerdict) -> Iterator[Finding]:
+    def _compare(cls, entry: Entry, file: FileVerdict, remedy: str) -> Iterator[Finding]:
+        severity = Severity.WARNING if file.is_valid and entry.step == file.step else None
         recorded: object = None
         actual: object = None
         words = ""
@@ -53,8 +60,8 @@ class ManifestDiffers(DirectoryCheck):
             recorded, actual = entry.sha256, file.sha256
             words = "the manifest records another SHA-256 than it has"
         if words:
-            remedy = "bring back the file that was saved, if there is a copy of it"
-            yield cls.finding(Place(file.path), words, remedy, recorded=recorded, actual=actual)
+            facts = {"recorded": recorded, "actual": actual}
+            yield cls.finding(Place(file.path), words, remedy, severity=severity, **facts)
 
 
 class WriterAtWork(DirectoryCheck):
@@ -83,7 +90,9 @@ class LockLeftOver(DirectoryCheck):
         " sign of life for five minutes."
     )
     why = "Its run did not end by itself, so its last save may be incomplete."
-    mends = "Nothing has to be done: whoever writes here next takes it over."
+    mends = (
+        "Nothing has to be: whoever writes here next takes it over. `ckpttool repair` clears it."
+    )
 
     @classmethod
     def look(cls, subject: DirectorySubject) -> Iterator[Finding]:
@@ -93,7 +102,8 @@ class LockLeftOver(DirectoryCheck):
         ended = "has ended" if holder.state == "dead" else "has given no sign of life for long"
         words = f"left by {holder.words()}, which {ended}"
         place = Place(os.path.join(subject.directory.path, LOCK_NAME))
-        yield cls.finding(place, words, pid=holder.pid, host=holder.host)
+        remedy = subject.command("repair")
+        yield cls.finding(place, words, remedy, pid=holder.pid, host=holder.host)
 
 
 class OperationHalfDone(DirectoryCheck):
@@ -135,10 +145,60 @@ class ManifestUnreadable(DirectoryCheck):
             yield cls.finding(place, words, problems=manifest.problems[:100])
 
 
+class SetAsideUntold(DirectoryCheck):
+    """An error, and could not be checked, where the system does not let us look."""
+
+    id = "DIR115"
+    severity = Severity.WARNING
+    title = "What was set aside cannot be told"
+    meaning = (
+        "A folder in .quarantine has no journal that can be read, or .quarantine itself is no"
+        " folder; or (then an error) it may not be looked into."
+    )
+    why = (
+        "Nobody can tell what was done, whether it was left half-way, or take it back. Where"
+        " .quarantine is no folder, nothing can be set aside, so nothing is repaired."
+    )
+    mends = (
+        "Move the files that are needed back by hand, then delete the folder with `ckpttool purge"
+        " PATH ID`. What may not be looked into: give yourself the right to. A .quarantine that is"
+        " no folder: move it away."
+    )
+
+    @classmethod
+    def look(cls, subject: DirectorySubject) -> Iterator[Finding]:
+        home = subject.directory.path
+        path = os.path.join(home, QUARANTINE_NAME)
+        if subject.books.quarantine_problem is not None:
+            yield cls._unchecked(path, subject.books.quarantine_problem)
+        elif words := not_a_quarantine(home):
+            remedy = f"mv -n -- {quoted(path)} {quoted(path + '.old')}"
+            yield cls.finding(Place(path), f"{words}, so nothing can be set aside", remedy)
+        for operation in subject.books.operations:
+            if operation.unchecked:
+                yield cls._unchecked(operation.path, operation.problem or "")
+            elif operation.state == "damaged":
+                words = f"cannot be taken back: {operation.problem}"
+                purge = command("purge", home, operation.id)
+                remedy = f"move back by hand what is needed; then: {purge}"
+                yield cls.finding(Place(operation.path), words, remedy, operation=operation.id)
+
+    @classmethod
+    def _unchecked(cls, path: str, problem: str) -> Finding:
+        return cls.finding(
+            Place(path),
+            f"could not be looked into: {problem}",
+            f"chmod u+rwx -- {quoted(path)}",
+            severity=Severity.ERROR,
+            could_not_check=True,
+        )
+
+
 CHECKS: tuple[type[DirectoryCheck], ...] = (
     ManifestDiffers,
     WriterAtWork,
     LockLeftOver,
     OperationHalfDone,
     ManifestUnreadable,
+    SetAsideUntold,
 )

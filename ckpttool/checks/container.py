@@ -338,11 +338,7 @@ class StorageMissing(ContainerCheck):
 
     @classmethod
     def words(cls, subject: FileSubject, anomaly: Anomaly) -> str:
-        key = str(anomaly.facts.get("key", ""))
-        tensors = tensors_of_storage(subject, key)
-        return f"the record of storage {key[:40]} is missing" + (
-            f"; it would hold {few(tensors)}" if tensors else ""
-        )
+        return f"the record of storage {str(anomaly.facts.get('key', ''))[:40]} is missing"
 
     @classmethod
     def judge(cls, subject: FileSubject, anomaly: Anomaly) -> Finding:
@@ -605,9 +601,17 @@ class LimitPassed(ContainerCheck):
     id = "FIL124"
     codes = ("pickle-limit", "too-many-records", "record-limit")
     title = "A limit was passed"
-    meaning = "Reading stopped because the file asks for more work or memory than is allowed."
+    meaning = (
+        "Reading stopped because the file asks for more work or memory than is allowed. Nesting of"
+        " more than 1,000 levels, copies of copies, and a compressed pickle that swells past a"
+        " limit are in no training checkpoint: such a file cannot be used. Of one that passes a"
+        " limit because it has a lot of honest content, nothing is known."
+    )
     why = "A file can be made to exhaust whoever reads it. What was not read is not called good."
-    mends = "If you trust its source, use the Python API with wider limits."
+    mends = (
+        "`ckpttool repair` sets aside what cannot be used. If you trust the source of another, use"
+        " the Python API with wider limits."
+    )
     by_sibling = False
 
     @classmethod
@@ -616,8 +620,29 @@ class LimitPassed(ContainerCheck):
         said = f": {reason}" if reason else details(anomaly.facts)
         place, words = subject.place(anomaly.record), f"reading stopped at a limit{said}"
         # A damaged record asks for anything; that it is damaged has been proven then.
-        damaged = any(bad.record == anomaly.record for bad in subject.seen("crc-mismatch"))
-        return cls.finding(place, words, could_not_check=not damaged, **_plain(anomaly))
+        bad = any(bad.record == anomaly.record for bad in subject.seen("crc-mismatch"))
+        bad = bad or is_unusable(subject, anomaly)
+        return cls.finding(place, words, could_not_check=not bad, **_plain(anomaly))
+
+
+# Limits that no amount of honest content passes: only content that was made to pass them does.
+_NEVER_HONEST = frozenset({"depth", "copies", "keys"})
+
+
+def is_unusable(subject: FileSubject, limit_passed: Anomaly) -> bool:
+    """Whether a limit was passed in a way that no training checkpoint has.
+
+    Counts and bytes are not such a thing: a checkpoint may just be large. In a compressed pickle
+    they are: torch compresses none, and one of that size would not have been made by hand.
+    """
+    if limit_passed.code != "pickle-limit":
+        return False
+    if limit_passed.facts.get("limit") in _NEVER_HONEST:
+        return True
+    container = subject.checkpoint.container
+    record = None if container is None else container.records.get(limit_passed.record or "")
+    counted = limit_passed.facts.get("limit") in ("pickle_bytes", "opcodes", "memo_entries")
+    return counted and record is not None and record.method not in (None, 0)
 
 
 class ChangedWhileRead(ContainerCheck):

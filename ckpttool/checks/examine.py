@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool.checks import container as container_checks
@@ -29,6 +30,7 @@ _CHECKPOINT_KINDS = frozenset(
 _COULD_NOT_CHECK = frozenset(("FIL101", "FIL124"))
 _CHANGED = "FIL125"
 _OTHER_KIND = "FIL106"
+_LIMIT_PASSED = "pickle-limit"
 
 
 class Depth(NamedTuple):
@@ -215,9 +217,10 @@ def _state(subject: FileSubject, findings: list[Finding]) -> str:
         return "dangerous"
     if _CHANGED in files:
         return "changing"
-    if files and files <= _COULD_NOT_CHECK:
+    unusable = any(map(partial(container_checks.is_unusable, subject), subject.seen(_LIMIT_PASSED)))
+    if files and files <= _COULD_NOT_CHECK and not unusable:
         return "unreadable"
-    if _OTHER_KIND in files:
+    if _OTHER_KIND in files or (unusable and files <= _COULD_NOT_CHECK):
         return "not-a-checkpoint"
     if files or not subject.checkpoint.readable:
         return "damaged"

@@ -18,8 +18,21 @@ class PointerCheck(DirectoryCheck):
     @classmethod
     def say(cls, subject: DirectorySubject, words: str, **facts: Any) -> Finding:
         """A finding about the pointer, with the command that rewrites it where that is possible."""
-        remedy = _NO_VALID if subject.newest is None else subject.command("fix-pointer")
+        remedy = _NO_VALID if subject.newest is None else subject.command(_verb(subject))
         return cls.finding(Place(subject.directory.pointer.path), words, remedy, **facts)
+
+
+def _verb(subject: DirectorySubject) -> str:
+    """What moves the pointer: `repair`, where a newer file may come back or get its own name."""
+    newest = -1 if subject.newest is None else subject.newest.step
+    mendable = (
+        item.verdict.state in _MAY_COME_BACK and (item.verdict.step or 0) > (newest or 0)
+        for item in subject.examined
+    )
+    return "repair" if any(mendable) else "fix-pointer"
+
+
+_MAY_COME_BACK = frozenset({"damaged", "wrong-step"})
 
 
 class PointerMissing(PointerCheck):
@@ -140,9 +153,11 @@ class PointerTargetInvalid(PointerCheck):
         pointer = subject.directory.pointer
         target = subject.verdict(pointer.file or "")
         if pointer.state == "ok" and target is not None and not target.is_valid:
+            if target.state == "not-as-recorded" and any(PointerRecordDiffers.look(subject)):
+                return  # which says the same
             words = f"the pointer names {target.name}, which is {_STATES[target.state]}"
             finding = cls.say(subject, words, file=target.name, state=target.state)
-            if target.state == "damaged" and subject.newest is not None:
+            if subject.newest is not None and target.state != "unreadable":
                 # It may come back whole: then the pointer is right where it is.
                 finding.remedy = subject.command("repair")
             yield finding
@@ -150,6 +165,7 @@ class PointerTargetInvalid(PointerCheck):
 
 _STATES = {
     "damaged": "damaged",
+    "not-as-recorded": "not the file that was saved",
     "dangerous": "dangerous to load",
     "unreadable": "not readable",
     "not-a-checkpoint": "not a training checkpoint",
@@ -186,9 +202,14 @@ class PointerRecordDiffers(PointerCheck):
         "latest.json records the size or the SHA-256 of the file that it names, and the file has"
         " another."
     )
-    why = "The pointer arrived before the file did, or the file was changed or replaced since."
+    why = (
+        "The pointer arrived before the file did, or the file was changed or replaced since. Unless"
+        " the manifest proves the file, it is not valid, however whole it is."
+    )
     mends = (
-        "Wait for the copy to finish, or `ckpttool fix-pointer` when `verify` finds the file valid."
+        "Wait for the copy to finish, or bring back the file that was saved. `ckpttool repair` sets"
+        " aside a file that is not the recorded one, or writes the record anew where the manifest"
+        " proves the file."
     )
 
     @classmethod
@@ -203,12 +224,19 @@ class PointerRecordDiffers(PointerCheck):
             words = (
                 f"the pointer records {_recorded(size)} bytes, {target.name} has {target.size:,}"
             )
-            yield cls.say(subject, words, recorded=recorded, size=target.size)
+            yield cls.differ(subject, words, recorded=recorded, size=target.size)
             return
         sha256 = pointer.extra.get("sha256")
         if None not in (sha256, target.sha256) and str(sha256).lower() != target.sha256:
             words = "the pointer records another SHA-256 than its target has"
-            yield cls.say(subject, words, recorded=str(sha256)[:80], sha256=target.sha256)
+            yield cls.differ(subject, words, recorded=str(sha256)[:80], sha256=target.sha256)
+
+    @classmethod
+    def differ(cls, subject: DirectorySubject, words: str, **facts: Any) -> Finding:
+        """The finding; `fix-pointer` writes no record, so it does not mend this."""
+        return cls.finding(
+            Place(subject.directory.pointer.path), words, subject.command("repair"), **facts
+        )
 
 
 def _recorded(size: object) -> str:

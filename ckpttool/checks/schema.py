@@ -82,7 +82,7 @@ class StepDiffersFromName(FileCheck):
     title = "The step in the file is not the step in its name"
     meaning = "The file was renamed, or copied over another step."
     why = "It would load as if it were the step in its name, with counters and schedule off."
-    mends = "Rename it to the step that it holds, if that name is free."
+    mends = "Rename it to the step that it holds, if that name is free; `ckpttool repair` does."
 
     @classmethod
     def look(cls, subject: FileSubject) -> Iterator[Finding]:

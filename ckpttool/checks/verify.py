@@ -23,8 +23,11 @@ from ckpttool.formats.limits import DEFAULT_LIMITS, ReaderLimits
 from ckpttool.model.books import Books, read_books
 from ckpttool.model.directory import CheckpointDirectory, Other, StepFile, scan
 from ckpttool.model.names import parse_step_file_name
+from ckpttool.model.records import Records
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ckpttool.io.durable import Progress
 
 
@@ -114,7 +117,7 @@ def _verify_file(path: str, depth: Depth, jobs: int | None, progress: Progress |
     step = parse_step_file_name(os.path.basename(path))
     with Workers(jobs, meter) as workers:
         result = examine(path, step, depth, workers)
-    _name_remedy(result.findings, _sibling_command(path, step))
+    _name_remedy(result.findings, lambda: _sibling_command(path, step))
     newest = result.verdict if result.verdict.is_valid else None
     return Report(path, result.findings, [result.verdict], newest, quick=depth.quick)
 
@@ -146,11 +149,19 @@ def _size(path: str) -> int:
 
 
 def _sibling_command(path: str, step: int | None) -> str | None:
-    """How to find the newest valid step beside a lone step file, if there are others at all."""
-    directory = os.path.dirname(path) or os.curdir
+    """How to find the newest valid step beside a lone step file, if there are others at all.
+
+    It stops at the first other one: a verb that looks at file after file asks this of each.
+    """
+    if step is None:
+        return None
+    directory, own = os.path.split(path)
+    directory = directory or os.curdir
     try:
-        others = step is not None and len(scan(directory).steps) > 1
-    except UnreadableError:
+        with os.scandir(directory) as entries:
+            names = (entry.name for entry in entries)
+            others = any(parse_step_file_name(name) is not None and name != own for name in names)
+    except OSError:
         others = False
     return command("latest", directory) if others else None
 
@@ -163,7 +174,7 @@ def _verify_directory(
     whole = {other.name for other in directory.others if _looks_whole(other, depth)}
     subject = DirectorySubject(directory, examined, whole, quick=depth.quick, books=books)
     for item in examined:
-        _name_remedy(item.findings, subject.command("repair"))
+        _name_remedy(item.findings, lambda: subject.command("repair"))
     findings = [*_file_findings(examined), *directory_findings(subject)]
     files = [item.verdict for item in examined]
     return Report(directory.path, findings, files, subject.newest, quick=depth.quick)
@@ -186,22 +197,31 @@ def _examine_steps(
                 hashes.start(file)
             examined.append(_examine_step(file, depth, workers))
         found = hashes.results()
+    records = Records(directory.pointer, books.manifest)
     for item in examined:
         item.verdict.sha256 = found.get(item.entry.name)
+        _hold_against_records(item.verdict, records, depth)
     return examined
+
+
+def _hold_against_records(verdict: FileVerdict, records: Records, depth: Depth) -> None:
+    """A file that is whole, but not the one that was saved, is not valid."""
+    if not verdict.is_valid:
+        return
+    hasher = None if depth.quick else lambda: verdict.sha256
+    if records.contradict(verdict.name, verdict.size, hasher) is not None:
+        verdict.state = "not-as-recorded"
 
 
 def _to_be_hashed(directory: CheckpointDirectory, books: Books) -> set[str]:
     """The files of which the pointer or the manifest records a SHA-256, and no other size."""
+    records = Records(directory.pointer, books.manifest)
     names = set()
-    pointer = directory.pointer
     for file in directory.steps:
-        entry = books.entry(file.name)
-        by_pointer = pointer.target is not None and pointer.file == file.name
-        recorded = [(entry.size, entry.sha256)] if entry is not None else []
-        if by_pointer:
-            recorded.append((pointer.extra.get("size"), pointer.extra.get("sha256")))
-        known = (size in (None, file.size) and sha256 is not None for size, sha256 in recorded)
+        known = (
+            entry.size in (None, file.size) and entry.sha256 is not None
+            for _, entry in records.of(file.name)
+        )
         if file.is_regular and any(known):
             names.add(file.name)
     return names
@@ -245,7 +265,7 @@ def directory_findings(subject: DirectorySubject) -> Iterator[Finding]:
 _BY_SIBLING = frozenset(check.id for check in container_checks.FROM_ANOMALIES if check.by_sibling)
 
 
-def _name_remedy(findings: list[Finding], remedy: str | None) -> None:
+def _name_remedy(findings: list[Finding], remedy: Callable[[], str | None]) -> None:
     for finding in findings:
         if finding.remedy is None and finding.id in _BY_SIBLING:
-            finding.remedy = remedy or "copy the file again from its source, if that is whole"
+            finding.remedy = remedy() or "copy the file again from its source, if that is whole"

@@ -21,9 +21,19 @@ if TYPE_CHECKING:
     from ckpttool.actions.plan import Action, Plan
     from ckpttool.io.lock import WriterLock
 
+
 # No `exists=True`: a path that is missing is not wrong usage (2) but unreadable (3).
 # What cannot be read is no wrong usage: opening it says so, with an exit code of its own.
-PATH = click.Path(readable=False)
+class _Path(click.Path):
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | bytes | os.PathLike[str]:
+        if value == "":  # of a variable that is not set, mostly
+            self.fail("is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+PATH = _Path(readable=False)
 
 path_argument = click.argument("path", type=PATH, default=".", metavar="[PATH]")
 
@@ -46,13 +56,17 @@ dry_run_option = click.option(
 )
 
 
+def output_option(*, required: bool) -> Callable[..., Any]:
+    """`-o OUT`; what is there already is judged by `io.output.refuse_output`."""
+    names = ("-o", "--output", "out")
+    return click.option(*names, type=PATH, required=required, metavar="OUT", help="The new file.")
+
+
 def converting_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options of a verb that writes a file anew: `-o`, `--force`, `--dry-run`, `--json`."""
     options = (
-        click.option(
-            "-o", "--output", "out", type=PATH, required=True, metavar="OUT", help="The new file."
-        ),
-        click.option("--force", is_flag=True, help="Overwrite what is at OUT."),
+        output_option(required=True),
+        click.option("--force", is_flag=True, help="Overwrite the file at OUT."),
         dry_run_option,
         json_option,
     )
@@ -86,13 +100,14 @@ def with_progress(work: Callable[..., Any], *args: Any, **options: Any) -> Any:
 def writer_lock(path: str, verb: str) -> Iterator[WriterLock]:
     """Holds the lock of the directory `path` while the verb changes it.
 
-    Raises UnreadableError for what is no directory, LockedError where a writer is at work.
+    Waits a moment for another verb of this tool, which is mostly through soon. Raises
+    UnreadableError for what is no directory, LockedError where a writer is at work.
     """
     from ckpttool.io.lock import WriterLock
 
     require_directory(path)
     end_cleanly_when_terminated()
-    with WriterLock.acquire(path, program=f"ckpttool {verb}") as lock:
+    with WriterLock.acquire_soon(path, program=f"ckpttool {verb}") as lock:
         if lock.taken_over is not None:
             printer = Printer(sys.stderr)
             printer.line(f"took over the lock of {escape(lock.taken_over.words())}, which is gone")
@@ -158,7 +173,10 @@ def confirm(question: str, *, unasked: str, refused: str) -> None:
 
 
 def end_cleanly_when_terminated() -> None:
-    """SIGTERM, as a batch system sends it at a time limit, then ends like Ctrl-C: tidied up."""
+    """SIGTERM, as a batch system sends it at a time limit, then ends like Ctrl-C: tidied up.
+
+    The handler before is back once the verb has ended: the caller may be a program of its own.
+    """
     import signal
     import threading
 
@@ -166,7 +184,9 @@ def end_cleanly_when_terminated() -> None:
         raise KeyboardInterrupt
 
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, interrupt)
+        previous = signal.signal(signal.SIGTERM, interrupt)
+        root = click.get_current_context().find_root()
+        root.call_on_close(lambda: signal.signal(signal.SIGTERM, previous))
 
 
 def show_passed_over(printer: Printer, passed_over: list[Judged]) -> None:

@@ -63,14 +63,15 @@ def command(
     is verified first and never changed; what was written is opened by the library, and every byte
     compared with FILE.
     """
-    from ckpttool.converting.checked import refuse_target
     from ckpttool.converting.export import plan_export
     from ckpttool.converting.safetensors import require_library
     from ckpttool.converting.sections import SectionError
+    from ckpttool.io.output import refuse_output
     from ckpttool.render.convert_page import show_exporting, show_written
 
     require_library()
-    refuse_target(file, out, force=force)
+    end_cleanly_when_terminated()
+    refuse_output(out, file, force=force)
     try:
         opened = with_progress(plan_export, file, section=section, strip_prefixes=prefixes)
     except SectionError as error:
@@ -82,7 +83,6 @@ def command(
         problem = plan.problem(allow_loss=allow_loss)
         written = None
         if problem is None and not dry_run:
-            end_cleanly_when_terminated()
             written = with_progress(plan.write, out, allow_loss=allow_loss, force=force)
         if as_json:
             facts = {"out": out, "dry_run": dry_run, "written": written and written._asdict()}

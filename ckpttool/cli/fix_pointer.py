@@ -20,6 +20,7 @@ from ckpttool.cli.common import (
     show_plan,
     with_progress,
     write_json,
+    writer_lock,
 )
 from ckpttool.exitcodes import ExitCode
 from ckpttool.model.names import parse_step_file_name
@@ -60,8 +61,9 @@ def command(path: str, step: int | None, dry_run: bool, as_json: bool) -> ExitCo
     fix: PointerFix = with_progress(plan_fix_pointer, path, step=step)
     if not as_json:
         _show(Printer(), fix)
-    if not dry_run:
-        fix.plan.apply()
+    if fix.plan.actions and not dry_run:
+        with writer_lock(fix.directory.path, "fix-pointer"):
+            fix.plan.apply()
     if as_json:
         write_json(_document(path, fix, dry_run))
     elif fix.plan.actions:

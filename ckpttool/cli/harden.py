@@ -46,11 +46,12 @@ def command(
     has no plain form is named, and nothing is written (exit code 4), except with --allow-loss. FILE
     is verified first and never changed, and what was written is read back and proven to load.
     """
-    from ckpttool.converting.checked import refuse_target
     from ckpttool.converting.harden import plan_harden
+    from ckpttool.io.output import refuse_output
     from ckpttool.render.convert_page import show_hardening, show_written
 
-    refuse_target(file, out, force=force)
+    end_cleanly_when_terminated()
+    refuse_output(out, file, force=force)
     plan: Hardening
     with with_progress(plan_harden, file) as plan:
         if not as_json:
@@ -58,7 +59,6 @@ def command(
         problem = plan.problem(allow_loss=allow_loss)
         written = None
         if problem is None and not dry_run:
-            end_cleanly_when_terminated()
             written = with_progress(plan.write, out, allow_loss=allow_loss, force=force)
         if as_json:
             facts = {"out": out, "dry_run": dry_run, "written": written and written._asdict()}

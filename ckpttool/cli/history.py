@@ -54,6 +54,9 @@ def _entry(operation: Operation, aside: SetAside | None) -> dict[str, Any]:
 
 
 def _show(printer: Printer, path: str, operations: list[tuple[Operation, SetAside | None]]) -> None:
+    from ckpttool.actions.journal.operations import way_on
+    from ckpttool.actions.purge import why_it_stays
+
     if not operations:
         printer.line("no operations")
         return
@@ -63,11 +66,12 @@ def _show(printer: Printer, path: str, operations: list[tuple[Operation, SetAsid
             undo = escape(command_line("undo", path, operation.id))
             printer.line(f"{operation.id} was left half-way: `{undo}` takes it back")
         elif operation.recorded.problem:
-            printer.line(f"{operation.id}: {escape(operation.recorded.problem)}")
-    nbytes = sum(aside.nbytes for _, aside in operations if aside is not None)
+            printer.line(escape(f"{operation.id} {way_on(operation)}"))
+    deletable = [(one, aside) for one, aside in operations if why_it_stays(one) is None]
+    nbytes = sum(aside.nbytes for _, aside in deletable if aside is not None)
     if nbytes:
         purge = escape(command_line("purge", path))
-        count = plural(len(operations), "operation")
+        count = plural(len(deletable), "operation")
         printer.line(f"{count}, {size_text(nbytes)} set aside; `{purge}` deletes that for good")
 
 

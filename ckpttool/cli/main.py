@@ -72,7 +72,10 @@ class VerbGroup(click.Group):
         """Runs the verb. Errors other than click's own end here."""
         try:
             return super().invoke(ctx)
-        except (click.exceptions.Exit, click.ClickException, click.Abort):
+        except (click.exceptions.Exit, click.ClickException):
+            raise
+        except (click.Abort, KeyboardInterrupt) as error:
+            _write_error(ctx, error, "interrupted", ExitCode.INTERRUPTED)
             raise
         except BrokenPipeError:
             return _output_lost()
@@ -118,6 +121,11 @@ class VerbGroup(click.Group):
             return ExitCode.INTERRUPTED
         except click.ClickException as error:
             error.show()
+            if _wants_json(sys.argv[1:] if args is None else args):
+                from ckpttool.render.jsondoc import error_document, write_document
+
+                write_document(error_document(error, error.format_message(), error.exit_code))
+                sys.stdout.flush()
             return error.exit_code
         except SystemExit as error:  # click's own ways out: completion, a broken pipe
             if isinstance(error.__context__, OSError):
@@ -148,11 +156,22 @@ def _report(ctx: click.Context, error: Exception, message: str) -> ExitCode:
     _say(message)
     if isinstance(error, WriteError) and error.path == OUTPUT:
         return _output_lost()
+    _write_error(ctx, error, message, code)
+    return code
+
+
+def _write_error(ctx: click.Context, error: BaseException, message: str, code: int) -> None:
+    """The document of an error, where one was asked for and none was written yet."""
     if ctx.meta.get("ckpttool.json"):
         from ckpttool.render.jsondoc import error_document, write_document
 
         write_document(error_document(error, message, code))
-    return code
+
+
+def _wants_json(words: Sequence[str]) -> bool:
+    """Whether `--json` is among the options: wrong usage is found before options are looked at."""
+    own = list(words)
+    return "--json" in (own[: own.index("--")] if "--" in own else own)
 
 
 def _say(message: str) -> None:

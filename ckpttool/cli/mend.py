@@ -15,6 +15,7 @@ from ckpttool.cli.common import (
     end_cleanly_when_terminated,
     example,
     json_option,
+    output_option,
     with_progress,
     write_json,
 )
@@ -27,6 +28,22 @@ if TYPE_CHECKING:
 
 _BURST = re.compile(r"(?P<record>.+)@(?P<byte>[0-9]{1,18})(?::(?P<bits>[0-9]{1,2}))?\Z", re.DOTALL)
 _MOST_BITS = 32
+
+
+class OddsType(click.FloatRange):
+    """Odds above 0, up to 1. What is no number is in no range, and not out of it either."""
+
+    name = "ODDS"
+
+    def __init__(self) -> None:
+        super().__init__(0, 1, min_open=True)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number."""
+        odds = super().convert(value, param, ctx)
+        if not 0 < odds <= 1:
+            self.fail(f"{value} is not in the range 0<x<=1.", param, ctx)
+        return odds
 
 
 class BurstType(click.ParamType):  # type: ignore[type-arg]
@@ -51,7 +68,7 @@ class BurstType(click.ParamType):  # type: ignore[type-arg]
     )
 )
 @click.argument("file", type=PATH, metavar="FILE")
-@click.option("-o", "--output", type=PATH, metavar="OUT", help="The file to write.")
+@output_option(required=False)
 @click.option("--allow-loss", is_flag=True, help="Write what is left, even if tensors are lost.")
 @click.option(
     "--missing",
@@ -71,10 +88,11 @@ class BurstType(click.ParamType):  # type: ignore[type-arg]
 @click.option("--no-donors", is_flag=True, help="Take no record from the step files beside FILE.")
 @click.option(
     "--bit-odds",
-    type=click.FloatRange(0, 1),
+    type=OddsType(),
     default=0.01,
     show_default=True,
-    help="Turn a flipped bit back only if other damage looks like it no likelier than this.",
+    help="Turn bits back only if other damage looks so in no larger a share of cases than this. "
+    "Above 0.01 what fits is not proven, and the file is marked.",
 )
 @click.option(
     "--burst",
@@ -88,9 +106,7 @@ class BurstType(click.ParamType):  # type: ignore[type-arg]
 @click.option("--force", is_flag=True, help="Overwrite OUT.")
 @dry_run_option
 @json_option
-def command(
-    file: str, output: str | None, as_json: bool, dry_run: bool, **options: Any
-) -> ExitCode:
+def command(file: str, out: str | None, as_json: bool, dry_run: bool, **options: Any) -> ExitCode:
     """Write a new, whole file from what survives of FILE.
 
     FILE is never touched. Lost structure is rebuilt from its copies, a damaged record replaced by
@@ -99,13 +115,17 @@ def command(
     records FILE's SHA-256, the mended file must have it. What cannot be mended is listed, and
     written without only with --allow-loss (else exit code 4). A healthy FILE is left alone.
     """
-    if output is None and not dry_run:
+    if out is None and not dry_run:
         raise click.UsageError("say where to write with -o OUT, or look only with --dry-run")
     if options["missing"] == "zeros" and options["source"] is not None:
         raise click.UsageError("--missing zeros and --from OTHER exclude each other")
-    known = _known(file, options["sha256"])
+    from ckpttool.io.output import refuse_output
     from ckpttool.mending.plan import plan_mend
 
+    end_cleanly_when_terminated()
+    if out is not None:
+        refuse_output(out, file, force=options["force"])
+    known = _known(file, options["sha256"])
     donors = [*options["donors"], *([] if options["no_donors"] else _siblings(file))]
     plan = with_progress(
         plan_mend,
@@ -117,7 +137,8 @@ def command(
         archive=options["archive"],
     )
     with plan:
-        return _carry_out(plan, None if dry_run else output, options, as_json)
+        _require_bursts(plan, options["bursts"])
+        return _carry_out(plan, None if dry_run else out, options, as_json)
 
 
 def _carry_out(
@@ -129,7 +150,6 @@ def _carry_out(
         show_mending(Printer(), mending)
     written = None
     if output is not None and mending.hopeless is None and _may_write(mending, options):
-        end_cleanly_when_terminated()
         written = _write(mending, output, options)
     if as_json:
         write_json(_document(mending, written, output is None))
@@ -165,6 +185,8 @@ def _exit_code(mending: Mending, options: dict[str, Any]) -> ExitCode:
         return ExitCode.OK
     if mending.hopeless is not None:
         return ExitCode.FINDINGS
+    if mending.has_known_sha256 is False:
+        return ExitCode.REFUSED
     if _may_write(mending, options):
         return ExitCode.OK
     Printer(sys.stderr).line(
@@ -189,6 +211,22 @@ def _bursts(wanted: list[tuple[str, int, int]]) -> list[Burst]:
     from ckpttool.mending.proofs import Burst
 
     return [Burst(record, 8 * byte, bits) for record, byte, bits in wanted]
+
+
+def _require_bursts(mending: Mending, wanted: list[tuple[str, int, int]]) -> None:
+    """Raises UsageError for a burst where there is no such record, or no such byte of it."""
+    if not mending.records:
+        return
+    for record, byte, bits in wanted:
+        part = mending.parts.get(record)
+        if part is None:
+            names = ", ".join(found.name for found in mending.records[:4])
+            raise click.UsageError(f"--burst: there is no record {record!r} (but {names}, …)")
+        if part.size is not None and 8 * byte + bits > 8 * part.size:
+            raise click.UsageError(
+                f"--burst: record {record} has {part.size:,} bytes; "
+                f"{bits} bits from byte {byte:,} on are not in it"
+            )
 
 
 def _siblings(file: str) -> list[str]:

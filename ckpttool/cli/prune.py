@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,7 +21,9 @@ from ckpttool.cli.common import (
     show_unchecked,
     with_progress,
     write_json,
+    writer_lock,
 )
+from ckpttool.errors import WriteError
 from ckpttool.exitcodes import ExitCode
 from ckpttool.render.text import Printer, escape, size_text
 
@@ -78,12 +82,31 @@ def command(
             refused="nothing was deleted",
         )
     if going:
-        carry_out(prune)
+        with _lock(path):
+            carry_out(prune)
     if as_json:
         write_json(_document(path, prune, dry_run))
     elif prune.deletions:
         _show_end(Printer(), prune, dry_run)
     return _code(path, prune)
+
+
+@contextmanager
+def _lock(path: str) -> Iterator[None]:
+    """Holds the directory's lock, where the disk has room for one at all.
+
+    Whoever frees a disk that is full must be able to; nobody was at work when the plan was made.
+    """
+    from ckpttool.io.durable import FULL
+
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(writer_lock(path, "prune"))
+        except WriteError as error:
+            if error.errno not in FULL:
+                raise
+            refuse_live_writer(path, "prune", dry_run=False)
+        yield
 
 
 def _code(path: str, prune: PrunePlan) -> ExitCode:

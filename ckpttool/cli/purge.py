@@ -54,7 +54,8 @@ def command(
     """Delete for good what the operations in the directory PATH have set aside.
 
     All of them, or those with an ID; "ckpttool history" lists them. They cannot be taken back any
-    more. One that was left half-way stays. It asks before it deletes; where there is nobody to
+    more. One that was left half-way stays; so does one whose journal cannot be read, unless its ID
+    is given. It asks before it deletes; where there is nobody to
     ask, it wants --yes.
     """
     path, ids = path_and_ids(path, ids)

@@ -101,6 +101,8 @@ def command(
     _run(repair, apply, None if as_json else Printer())
     if as_json:
         write_json(repair.as_dict())
+    if repair.plan is not None and repair.plan.could_not_check:
+        return ExitCode.COULD_NOT_FINISH  # of a temporary, which verify looks at only quickly
     return exit_code(repair.last_report, strict=False)
 
 

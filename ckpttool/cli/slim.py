@@ -51,14 +51,15 @@ def command(
     Values, shapes, strides and classes stay as they are. FILE is verified first and never changed,
     and what was written is read back. Content that can run code is refused (exit code 4).
     """
-    from ckpttool.converting.checked import refuse_target
     from ckpttool.converting.sections import SectionError
     from ckpttool.converting.slim import plan_slim
+    from ckpttool.io.output import refuse_output
     from ckpttool.render.convert_page import show_slimming, show_written
 
     if keep and drop:
         raise click.UsageError("--keep and --drop exclude each other")
-    refuse_target(file, out, force=force)
+    end_cleanly_when_terminated()
+    refuse_output(out, file, force=force)
     try:
         opened = with_progress(plan_slim, file, keep=keep, drop=drop)
     except SectionError as error:
@@ -69,7 +70,6 @@ def command(
             show_slimming(Printer(), plan)
         written = None
         if not dry_run:
-            end_cleanly_when_terminated()
             written = with_progress(plan.write, out, force=force)
         if as_json:
             facts = {"out": out, "dry_run": dry_run, "written": written and written._asdict()}

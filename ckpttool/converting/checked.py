@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool.errors import RefusedError, UnreadableError, WriteError
-from ckpttool.model.mended import MARK_NAME
+from ckpttool.model.mended import MARK_NAME, read_mark
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +38,12 @@ class Written(NamedTuple):
 
 
 def open_verified(path: str, progress: Progress | None = None) -> Checkpoint:
-    """Opens a file of torch's and verifies it; the caller closes it.
+    """Opens a file of torch's and verifies it; the caller closes it. Errors: `open_judged`."""
+    return open_judged(path, progress)[0]
+
+
+def open_judged(path: str, progress: Progress | None = None) -> tuple[Checkpoint, list[Finding]]:
+    """The same, with the findings that call the content dangerous.
 
     Raises RefusedError for what is damaged or no checkpoint, UnreadableError for what cannot be
     read or checked. Dangerous content is no reason: nothing of it is ever called.
@@ -49,7 +54,8 @@ def open_verified(path: str, progress: Progress | None = None) -> Checkpoint:
 
     with FileReader(path) as before:
         # One after the other, so that the content is in memory only once.
-        _refuse_unsound(path, verify(path, progress=progress))
+        report = verify(path, progress=progress)
+        _refuse_unsound(path, report)
         checkpoint = open_checkpoint(path)
         try:
             if before.changed():
@@ -58,7 +64,12 @@ def open_verified(path: str, progress: Progress | None = None) -> Checkpoint:
         except BaseException:
             checkpoint.close()
             raise
-    return checkpoint
+    return checkpoint, list(filter(is_danger, report.findings))
+
+
+def is_danger(finding: Finding) -> bool:
+    """Whether `verify` says of a file that it can run code, or hides something."""
+    return finding.id.startswith("TRU") and finding.severity.value == "error"
 
 
 def _refuse_unsound(path: str, report: Report) -> None:
@@ -82,21 +93,6 @@ def _refuse_unreadable(path: str, checkpoint: Checkpoint) -> None:
         raise RefusedError(f"{path}: {checkpoint.words}: there is nothing to convert")
 
 
-def refuse_target(path: str, out: str, *, force: bool) -> None:
-    """Raises RefusedError or WriteError where `out` must not or cannot be written."""
-    directory = os.path.dirname(out) or "."
-    if not os.path.isdir(directory):
-        raise WriteError(directory, "is not a directory")
-    if os.path.isdir(out):
-        raise RefusedError(f"{out}: is a directory")
-    if os.path.exists(out) and os.path.samefile(path, out):
-        raise RefusedError(
-            f"{out}: is the very file that is to be converted, which is never changed"
-        )
-    if os.path.lexists(out) and not force:
-        raise _exists(out)
-
-
 def publish(
     out: str,
     write: Callable[[BinaryIO], None],
@@ -111,6 +107,7 @@ def publish(
     many. An old file stays untouched until the new one is whole.
     """
     from ckpttool.io.durable import write_durably, write_error
+    from ckpttool.io.output import already_there
 
     _require_space(out, needed)
 
@@ -123,21 +120,19 @@ def publish(
     try:
         return Written(out, write_durably(out, write_and_check, replace=force))
     except FileExistsError as error:
-        raise _exists(out) from error
+        raise already_there(out) from error
     except UnreadableError:
         raise
     except OSError as error:
         raise write_error(out, error) from error
 
 
-def _exists(out: str) -> RefusedError:
-    return RefusedError(f"{out}: exists already, and is overwritten only with --force")
-
-
 def _require_space(out: str, needed: int) -> None:
     if not hasattr(os, "statvfs"):
         return
     status = os.statvfs(os.path.dirname(out) or ".")
+    if not status.f_blocks:
+        return  # no disk at all (/proc), or a file system that doesn't tell
     free = status.f_bavail * status.f_frsize
     if needed > free:
         raise WriteError(out, f"about {needed:,} bytes are needed, {free:,} are free")
@@ -191,7 +186,8 @@ def write_torch_file(
 
 def _mark(container: Container) -> dict[str, bytes]:
     """What `mend` wrote into the file to say what was done to it: it goes on with the content."""
-    return {MARK_NAME: container.read(MARK_NAME)} if MARK_NAME in container.records else {}
+    # Under its name can lie anything, a pickle that runs code as well.
+    return {} if read_mark(container) is None else {MARK_NAME: container.read(MARK_NAME)}
 
 
 def _same_checksums(
@@ -213,7 +209,7 @@ def _prove(out: str, path: str, weights_only: bool, progress: Progress | None) -
     from ckpttool.checks.verify import verify
 
     findings = verify(path, progress=progress).findings
-    wrong = [one for one in findings if _speaks_against(one)]
+    wrong = [one for one in findings if _speaks_against(one) or is_danger(one)]
     if wrong:
         raise WriteError(out, f"what was written is not as it should be: {wrong[0].words}")
     if weights_only and any(one.id in _NEEDS_MORE for one in findings):

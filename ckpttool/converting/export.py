@@ -12,16 +12,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.converting import safetensors
-from ckpttool.converting.checked import Written, open_verified, publish, refuse_target
+from ckpttool.converting.checked import Written, open_verified, publish
 from ckpttool.converting.dense import dense_chunks, dense_size, is_contiguous
 from ckpttool.converting.plain import Plainer
-from ckpttool.converting.prefixes import seen, strip_all
+from ckpttool.converting.prefixes import counts, seen, strip_all
 from ckpttool.converting.sections import SectionError, section, section_names, there_are
 from ckpttool.converting.shared import find_shared
 from ckpttool.converting.storages import NewStorages, StorageBytes
 from ckpttool.converting.terms import LEFT_OUT, Refusal
 from ckpttool.errors import FormatError, LimitError, RefusedError, UnreadableError
 from ckpttool.formats.values import NumpyArray, Opaque, TensorValue
+from ckpttool.io.output import refuse_output
 from ckpttool.model.inert import what
 from ckpttool.model.walk import key_text
 
@@ -47,10 +48,11 @@ class Exporting:
 
     `section` is the section's name, None for the whole content. `tensors` maps the new names to
     tensors. `renamed` maps old names to new ones, `collisions` are pairs of old names that would
-    become one. `prefixes` are those of wrappers that could be stripped and are not. `aliases` maps
-    names that are left out to the tensor that has their memory. `changes` tells what was made a
-    tensor. `refused` can't be written: it is left out with `allow_loss`, and without it nothing is
-    written.
+    become one. `prefixes` are those of wrappers that could be stripped and are not; `stripped`
+    tells off how many names, of `names` in all, each that was asked for was taken. `aliases` maps
+    names that are left out to the equal tensor that has their memory. `changes` tells what was
+    made a tensor. `refused` can't be written: it is left out with `allow_loss`, and without it
+    nothing is written.
     """
 
     def __init__(
@@ -67,6 +69,8 @@ class Exporting:
         found = self._plain_tensors(checkpoint, new)
         self._storages = StorageBytes(checkpoint.container, new.added)
         self.prefixes = [p for p in seen(found) if p not in strip_prefixes]
+        self.stripped = counts(found, strip_prefixes)
+        self.names = len(found)
         self.renamed, self.collisions = strip_all(found, strip_prefixes)
         self.tensors = {self.renamed[old]: t for old, t in found.items() if old in self.renamed}
         self.aliases: dict[str, str] = {}
@@ -112,9 +116,9 @@ class Exporting:
         problem = self.problem(allow_loss=allow_loss)
         if problem is not None:
             raise problem
-        refuse_target(self.path, out, force=force)
+        refuse_output(out, self.path, force=force)
         entries = safetensors.ordered(self._entries())
-        metadata = {**_METADATA, **{k: v for k, v in self.aliases.items() if k not in _METADATA}}
+        metadata = {**self.aliases, **_METADATA}
 
         def write(file: BinaryIO) -> None:
             safetensors.write(file, entries, metadata, progress)
@@ -135,6 +139,7 @@ class Exporting:
             "nbytes": self.nbytes,
             "renamed": {old: new for old, new in self.renamed.items() if old != new},
             "prefixes": self.prefixes,
+            "stripped": self.stripped,
             "aliases": self.aliases,
             "made_contiguous": self.made_contiguous,
             "collisions": [list(pair) for pair in self.collisions],
@@ -170,12 +175,13 @@ class Exporting:
         return found
 
     def _leave_out_shared(self) -> None:
-        shared, unclear = find_shared(self.tensors)
+        shared, unclear = find_shared(self.tensors, _METADATA)
         for name, kept, same in shared:
-            if not same:
+            if same:
+                self.aliases[name] = kept
+            else:
                 why = f"another view of the memory of {kept}; without sharing it has no place"
                 self.refused.append(Refusal(name, "a tensor", why))
-            self.aliases[name] = kept
             del self.tensors[name]
         for names in unclear:
             for name in names:

@@ -122,9 +122,17 @@ def _timedelta(plainer: Plainer, value: Opaque) -> dict[str, int]:
     return dict(zip(names, value.args, strict=True))
 
 
-def _date(plainer: Plainer, value: Opaque) -> str:
-    """A date, time or datetime, made from packed bytes and a fixed offset: ISO 8601 text."""
-    return _text(plainer, value, _real_date(value).isoformat())
+def _date(plainer: Plainer, value: Opaque) -> Any:
+    """A date, time or datetime, made from packed bytes and a fixed offset: ISO 8601 text.
+
+    That says nothing of `fold` (the second time that a clock shows an hour): it goes beside it.
+    """
+    date = _real_date(value)
+    fold = getattr(date, "fold", 0)
+    if not fold:
+        return _text(plainer, value, date.isoformat())
+    plainer.note(canonical(value), "dict of isoformat and fold")
+    return {"isoformat": date.isoformat(), "fold": fold}
 
 
 def _timezone(plainer: Plainer, value: Opaque) -> str:
@@ -185,8 +193,9 @@ def _from_buffer(plainer: Plainer, value: Opaque) -> Any:
 def _random_state(plainer: Plainer, value: Opaque) -> Steps:
     """numpy's RandomState, Generator and bit generators: the dictionary that is their state.
 
-    It is what `bit_generator.state = …` and `set_state` take. A bit generator's pickle has its
-    state beside its seed sequence, which is kept under `seed_seq`.
+    It is what `bit_generator.state = …` and `set_state` take, who read arrays number by number: of
+    a tensor of uint64 that fails, so those become lists. A bit generator's pickle has its state
+    beside its seed sequence, which is kept under `seed_seq`.
     """
     inner = value.args[0] if value.args and isinstance(value.args[0], Opaque) else None
     state = value.state
@@ -200,10 +209,24 @@ def _random_state(plainer: Plainer, value: Opaque) -> Steps:
     kind = canonical(value).rpartition(".")[2].strip("_").removesuffix("_ctor")
     plainer.note(f"numpy random {kind.replace('_', ' ')}", "dict, its state")
     result: dict[Any, Any] = plainer.begin(value, {})
-    yield from plainer.entries(result, state.items())
+    inside = {k: _with_lists(v) if isinstance(v, dict) else v for k, v in state.items()}
+    yield from plainer.entries(result, _with_lists(inside).items())
     if seed is not None:
         yield from plainer.entries(result, (("seed_seq", seed),))
     return result
+
+
+def _with_lists(state: dict[Any, Any]) -> dict[Any, Any]:
+    """The same with lists of integers for arrays of uint64."""
+    from ckpttool.converting.arrays import real_array
+
+    lists = {}
+    for name, value in state.items():
+        if isinstance(value, NumpyArray) and not isinstance(value.data, list):
+            array = real_array(value)
+            if array.dtype.name == "uint64":
+                lists[name] = array.tolist()
+    return {**state, **lists}
 
 
 def _seed_sequence(plainer: Plainer, value: Opaque) -> Steps:

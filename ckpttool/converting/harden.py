@@ -13,7 +13,6 @@ from ckpttool.checks.base import plural
 from ckpttool.converting.checked import (
     Written,
     open_verified,
-    refuse_target,
     write_torch_file,
 )
 from ckpttool.converting.extents import lay_out
@@ -21,6 +20,7 @@ from ckpttool.converting.plain import Plainer
 from ckpttool.converting.storages import NewStorages, StorageBytes
 from ckpttool.converting.terms import LEFT_OUT, Change, Refusal
 from ckpttool.errors import RefusedError
+from ckpttool.io.output import refuse_output
 from ckpttool.model.mended import MARK_NAME
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Hardening:
         problem = self.problem(allow_loss=allow_loss)
         if problem is not None:
             raise problem
-        refuse_target(self.path, out, force=force)
+        refuse_output(out, self.path, force=force)
         if self._pieces is None:
             storages = StorageBytes(self._checkpoint.container, self._new.added)
             self._pieces = lay_out(self._tree, storages, cut=False)

@@ -2,7 +2,9 @@
 
 Source: torch/nn/modules/module.py, `Module.state_dict`: parameters and buffers by dotted name, own
 ones first, then those of each submodule in order; buffers that are not persistent, and parameters
-that are None, are not in it. What a class adds by `get_extra_state` only its code could tell.
+that are None, are not in it. What a class adds by `get_extra_state` only its code could tell, and
+so it is with `_version`, which the dictionary's `_metadata` has: only those of torch's own layers
+are known.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from ckpttool.converting.plain import Plainer
 
 _TABLES = ("_parameters", "_buffers", "_modules")
+_LAYERS = "torch.nn.modules."
+_VERSION_2 = (f"{_LAYERS}batchnorm.", f"{_LAYERS}instancenorm.")  # since num_batches_tracked
 _MOST_ENTRIES = 1_000_000  # submodules can be shared: their names double with each level
 
 
@@ -31,7 +35,8 @@ def is_module(value: Opaque) -> bool:
 def state_dict(plainer: Plainer, module: Opaque) -> Steps:
     """The module's state dict: an ordered dictionary of plain tensors."""
     result = plainer.begin(module, OrderedMap())
-    for name, tensor in _entries(module):
+    versions = OrderedMap()
+    for name, tensor in _entries(module, versions):
         plain = yield name, tensor
         if plain is LEFT_OUT:
             continue
@@ -40,18 +45,23 @@ def state_dict(plainer: Plainer, module: Opaque) -> Steps:
         result[name] = _detached(plain)
         if len(result) > _MOST_ENTRIES:
             raise NoPlainFormError("it has too many parameters")
+    if versions:
+        result.attributes = {"_metadata": versions}
     plainer.note(f"module {canonical(module)}", f"its state dict of {len(result):,} tensors")
     return result
 
 
-def _entries(module: Opaque) -> Iterator[tuple[str, Any]]:
-    """Names and tensors, before any is made plain."""
+def _entries(module: Opaque, versions: OrderedMap) -> Iterator[tuple[str, Any]]:
+    """Names and tensors, before any is made plain. Fills `versions`, the metadata by prefix."""
     todo: list[tuple[str, Opaque]] = [("", module)]
     visited = 0
     while todo:
         prefix, one = todo.pop()
         visited += 1
         state = attributes_of(one) or {}
+        kind = canonical(one)
+        if kind.startswith(_LAYERS):
+            versions[prefix[:-1]] = {"version": 2 if kind.startswith(_VERSION_2) else 1}
         kept_out = state.get("_non_persistent_buffers_set") or ()
         for table in _TABLES[:2]:
             for name, tensor in state[table].items():

@@ -37,17 +37,31 @@ def strip(names: Iterable[str], prefixes: Sequence[str]) -> list[str]:
     some names have is taken off those once. `_orig_mod.` is taken off at every level. No name
     becomes empty.
     """
+    return _strip(names, prefixes)[0]
+
+
+def counts(names: Iterable[str], prefixes: Sequence[str]) -> dict[str, int]:
+    """How many names `strip` takes each prefix off."""
+    return _strip(names, prefixes)[1]
+
+
+def _strip(names: Iterable[str], prefixes: Sequence[str]) -> tuple[list[str], dict[str, int]]:
     bare = list(names)
+    taken = dict.fromkeys(prefixes, 0)
     if _AT_ANY_LEVEL in prefixes:
-        bare = [_without_part(name, _AT_ANY_LEVEL[:-1]) for name in bare]
+        without = [_without_part(name, _AT_ANY_LEVEL[:-1]) for name in bare]
+        taken[_AT_ANY_LEVEL] = sum(old != new for old, new in zip(bare, without, strict=True))
+        bare = without
     used = set()
     while (prefix := _of_all(bare, prefixes)) is not None:
         used.add(prefix)
+        taken[prefix] = len(bare)
         bare = [name[len(prefix) :] for name in bare]
-    for prefix in dict.fromkeys(prefixes):
+    for prefix in taken:
         if prefix not in used:
+            taken[prefix] += sum(_has(name, prefix) for name in bare)
             bare = [name[len(prefix) :] if _has(name, prefix) else name for name in bare]
-    return bare
+    return bare, taken
 
 
 def strip_all(

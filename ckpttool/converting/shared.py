@@ -11,6 +11,7 @@ is refused here, unless told otherwise: nobody could get it back from the file.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 from ckpttool.converting.dense import dense_size, is_contiguous
@@ -26,8 +27,13 @@ class Shared(NamedTuple):
     same: bool
 
 
-def find_shared(tensors: dict[str, TensorValue]) -> tuple[list[Shared], list[list[str]]]:
-    """Which names are left out for which, and groups of names of which none covers the others."""
+def find_shared(
+    tensors: dict[str, TensorValue], no_aliases: Collection[str] = ()
+) -> tuple[list[Shared], list[list[str]]]:
+    """Which names are left out for which, and groups of names of which none covers the others.
+
+    The metadata has no room for `no_aliases`, so that one of them is kept rather than another name.
+    """
     shared: list[Shared] = []
     unclear: list[list[str]] = []
     for memory, names in _groups(tensors):
@@ -35,7 +41,7 @@ def find_shared(tensors: dict[str, TensorValue]) -> tuple[list[Shared], list[lis
         if not complete:
             unclear.append(names)
             continue
-        kept = complete[0]
+        kept = next((name for name in complete if name in no_aliases), complete[0])
         for name in names:
             if name != kept:
                 shared.append(Shared(name, kept, _same_view(tensors[name], tensors[kept])))

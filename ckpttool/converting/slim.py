@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.converting.checked import (
     Written,
-    open_verified,
-    refuse_target,
+    is_danger,
+    open_judged,
     write_torch_file,
 )
 from ckpttool.converting.contents import dangerous, storage_users
@@ -23,14 +23,19 @@ from ckpttool.converting.sections import choose, section_names
 from ckpttool.converting.storages import StorageBytes
 from ckpttool.errors import RefusedError
 from ckpttool.formats.values import StorageRef
+from ckpttool.io.output import refuse_output
 from ckpttool.model.mended import MARK_NAME
 from ckpttool.model.storages import storage_bytes
 
 if TYPE_CHECKING:
+    from ckpttool.findings import Finding
     from ckpttool.io.durable import Progress
     from ckpttool.model.checkpoint import Checkpoint
 
-_HINT = "drop its section, or see `ckpttool harden --help`"
+# Findings that are about the content, and so about some section of it.
+_BY_CONTENT = frozenset(("TRU101", "TRU111"))
+_HARDEN = "see `ckpttool harden --help`"
+_HINT = f"drop its section, or {_HARDEN}"
 
 
 class Saving(NamedTuple):
@@ -51,7 +56,13 @@ class Slimming:
     `savings` tells what goes, the sections first. `dropped` names the sections that are left out.
     """
 
-    def __init__(self, checkpoint: Checkpoint, keep: Sequence[str], drop: Sequence[str]) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        keep: Sequence[str],
+        drop: Sequence[str],
+        dangers: Sequence[Finding] = (),
+    ) -> None:
         self.path = checkpoint.path
         self.size = checkpoint.size
         self._checkpoint = checkpoint
@@ -61,11 +72,7 @@ class Slimming:
         names = _names_of_storages(checkpoint)
         sections = _sections_of_storages(checkpoint)
         self._tree, self.dropped = choose(checkpoint.tree, keep, drop)
-        name = dangerous(self._tree)
-        if name is not None:
-            raise RefusedError(
-                f"{self.path}: {name} can run code, and is not written anew; {_HINT}"
-            )
+        _refuse_dangerous(self.path, self._tree, dangers, chosen=bool(self.dropped))
         storages = StorageBytes(checkpoint.container)
         self._pieces = lay_out(self._tree, storages, cut=True)
         sizes = {key: storage_bytes(storage) for key, storage in before.items()}
@@ -82,7 +89,7 @@ class Slimming:
 
     def write(self, out: str, *, force: bool = False, progress: Progress | None = None) -> Written:
         """Writes `out`. Raises RefusedError, WriteError, UnreadableError, UnwritableError."""
-        refuse_target(self.path, out, force=force)
+        refuse_output(out, self.path, force=force)
         return write_torch_file(
             self._checkpoint,
             out,
@@ -121,14 +128,56 @@ def plan_slim(
     """Verifies a file and finds what a smaller one needs. `keep` or `drop` name sections.
 
     Raises SectionError for unknown names, RefusedError where dangerous content would stay, and what
-    `open_verified` raises.
+    `open_judged` raises.
     """
-    checkpoint = open_verified(path, progress)
+    checkpoint, dangers = open_judged(path, progress)
     try:
-        return Slimming(checkpoint, keep, drop)
+        return Slimming(checkpoint, keep, drop, dangers)
     except BaseException:
         checkpoint.close()
         raise
+
+
+def _refuse_dangerous(path: str, tree: Any, dangers: Sequence[Finding], *, chosen: bool) -> None:
+    """Nothing that `verify` calls dangerous is written anew: `tree` is what would be.
+
+    What the file as a whole is accused of goes away with no section; all else only if some are
+    left out (`chosen`).
+    """
+    name = dangerous(tree)
+    if name is not None:
+        raise RefusedError(f"{path}: {name} can run code, and is not written anew; {_HINT}")
+    for danger in dangers:
+        if danger.id not in _BY_CONTENT:
+            raise RefusedError(f"{path}: {danger.words}: it is not written anew; {_HARDEN}")
+    if dangers:
+        for danger in _dangers_of(path, tree) if chosen else dangers:
+            raise RefusedError(f"{path}: {danger.words}: it is not written anew; {_HINT}")
+
+
+def _dangers_of(path: str, tree: Any) -> list[Finding]:
+    """What `verify` would call dangerous in a file with just this content."""
+    from io import BytesIO
+
+    from ckpttool.checks.base import FileSubject
+    from ckpttool.checks.trust import CHECKS
+    from ckpttool.formats.limits import DEFAULT_LIMITS
+    from ckpttool.io.reading import BytesReader
+    from ckpttool.model.checkpoint import Checkpoint
+    from ckpttool.model.schema import training_facts
+    from ckpttool.writing.container import TorchZipWriter
+    from ckpttool.writing.pickled import pickled
+
+    file = BytesIO()
+    writer = TorchZipWriter(file)
+    writer.add("data.pkl", pickled(tree))
+    writer.finish()
+    written = Checkpoint(path, BytesReader(file.getvalue(), path), DEFAULT_LIMITS)
+    if not written.readable:
+        raise RefusedError(f"{path}: what is left cannot be judged, and is not written; {_HINT}")
+    subject = FileSubject(path, written, training_facts(None), None, 0)
+    subject.anomalies.extend(written.anomalies)
+    return [one for check in CHECKS for one in check.look(subject) if is_danger(one)]
 
 
 def _names_of_storages(checkpoint: Checkpoint) -> dict[str, str]:

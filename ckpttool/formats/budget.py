@@ -30,7 +30,7 @@ class CopyBudget:
         """Count a copy of `values`, or a walk over them. Raises LimitError when all is spent."""
         self.left -= len(values) + sum(len(value) for value in values if isinstance(value, _SIZED))
         if self.left < 0:
-            raise LimitError("copies more than it holds", limit="memory")
+            raise LimitError("copies more than it holds", limit="copies")
 
     def metered(self, rebuild: Callable[..., Any]) -> Callable[..., Any]:
         """`rebuild`, paying for what it is given."""

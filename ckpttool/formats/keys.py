@@ -51,7 +51,7 @@ class KeyGuard:
     def _count(self, target: int, value: int) -> None:
         count = self._alike[target, value] = self._alike.get((target, value), 0) + 1
         if count > _MOST_ALIKE:
-            raise LimitError("too many keys with the same hash", limit="memo_entries")
+            raise LimitError("too many keys with the same hash", limit="keys")
 
 
 def _check_compound(key: Any) -> None:

@@ -30,7 +30,7 @@ _TEMPORARY = re.compile(r"\.(?P<target>.+)\.tmp-(?P<pid>[0-9]+)(?:-[0-9a-z]+)?\Z
 _COPY_CHUNK = 1 << 20
 # Says "a directory cannot be fsynced here" on some network and FUSE file systems; not an I/O error.
 _NO_DIRECTORY_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.ENOSYS})
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 # The attribute in which such an error carries the space in words, counted before tidying up.
 _SPACE = "ckpttool_space"
 # Says "no hard links here" (exFAT, some FUSE and network file systems).
@@ -313,7 +313,7 @@ def _read_back(
 
 def _note_space(error: BaseException, words: Callable[[], str]) -> None:
     """Lets an error of a full disk carry the space, unless it does so already."""
-    if isinstance(error, OSError) and error.errno in _FULL and not hasattr(error, _SPACE):
+    if isinstance(error, OSError) and error.errno in FULL and not hasattr(error, _SPACE):
         setattr(error, _SPACE, words())
 
 

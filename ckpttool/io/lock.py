@@ -18,7 +18,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.errors import RefusedError
+from ckpttool.errors import RefusedError, UnreadableError
 from ckpttool.io import processes
 from ckpttool.io.durable import NO_LINKS, parse_temporary_name, temporary_name, write_error
 from ckpttool.io.lock_holder import (
@@ -51,6 +51,7 @@ __all__ = [
 ]
 
 _MOST_TRIES = 1000
+_FAMILY_PATIENCE_S = 2.0
 
 
 class LockedError(RefusedError):
@@ -63,10 +64,16 @@ class LockedError(RefusedError):
 
 
 def refuse_if_held(directory: str | os.PathLike[str]) -> None:
-    """LockedError where another writer is at work in the directory. Nothing is written."""
+    """LockedError where another writer is at work in the directory. Nothing is written.
+
+    UnreadableError where it may not be looked into.
+    """
     holder = read_holder(directory)
-    if holder is not None and holder.is_held:
-        raise _is_held(os.fspath(directory), holder)
+    if holder is None or not holder.is_held:
+        return
+    if not holder.identity:
+        raise UnreadableError(holder.path, holder.problem or "cannot be looked at")
+    raise _is_held(os.fspath(directory), holder)
 
 
 class WriterLock:
@@ -113,6 +120,20 @@ class WriterLock:
                 time.sleep(min(1.0, patience / 10))
             except OSError as error:
                 raise write_error(os.path.join(where, LOCK_NAME), error) from error
+
+    @classmethod
+    def acquire_soon(cls, directory: str | os.PathLike[str], *, program: str) -> WriterLock:
+        """`acquire`, with two seconds of patience where the holder is a program of the same family.
+
+        That is one whose name begins with the same word: `ckpttool undo` is mostly through soon,
+        while a trainer holds the lock for days.
+        """
+        try:
+            return cls.acquire(directory, program=program)
+        except LockedError as error:
+            if not _same_family(error.holder, program):
+                raise
+        return cls.acquire(directory, program=program, patience=_FAMILY_PATIENCE_S)
 
     def refresh(self) -> None:
         """Says that the holder lives: to be called every `REFRESH_SECONDS`.
@@ -197,6 +218,9 @@ class WriterLock:
                 return  # the link was made, though an answer that got lost said otherwise
             if holder.is_held:
                 raise _is_held(self.directory, holder)
+            if os.path.isdir(self.path) and not os.path.islink(self.path):
+                words = f"a directory lies in the place of the lock: {_removal(self.path)}"
+                raise LockedError(self.directory, words, holder)
             if self._take_over(holder, temporary, now):
                 self.taken_over = holder
                 return
@@ -266,6 +290,10 @@ class WriterLock:
         self.release()
 
 
+def _same_family(holder: Holder | None, program: str) -> bool:
+    return holder is not None and (holder.program or "").split()[:1] == program.split()[:1]
+
+
 def _facts_of_this_process(program: str, run_id: str | None) -> dict[str, Any]:
     now = _now()
     return {
@@ -293,12 +321,32 @@ def _encode(facts: dict[str, Any]) -> bytes:
 
 
 def _is_held(directory: str, holder: Holder) -> LockedError:
+    if holder.state == "unreadable":
+        words = f"a writer may be at work here: {holder.words()}; {_lapses(holder)}"
+        return LockedError(directory, words, holder)
     words = f"a writer is at work here: {holder.words()}"
     if holder.pid == os.getpid() and is_from_here(holder):
         words += ", which is this process"
-    elif holder.state == "unreadable" or not is_from_here(holder):
-        words += f"; last sign of life {max(0, round(holder.age))} s ago"
+    elif not is_from_here(holder):
+        words += f"; {_lapses(holder)}"
     return LockedError(directory, words, holder)
+
+
+def _lapses(holder: Holder) -> str:
+    """When a lock whose holder nobody here can ask lapses, and what can be done before."""
+    if holder.age < -STALE_SECONDS:
+        when = f"its time lies {-holder.age:,.0f} s ahead, and it is valid until then"
+    else:
+        age = max(0, round(holder.age))
+        when = f"last sign of life {age} s ago, and it lapses {STALE_SECONDS} s after that"
+    return f"{when}; if you know that no writer is at work: {_removal(holder.path)}"
+
+
+def _removal(path: str) -> str:
+    from shlex import quote
+
+    is_folder = os.path.isdir(path) and not os.path.islink(path)
+    return f"mv -n -- {quote(path)} {quote(path + '.old')}" if is_folder else f"rm -- {quote(path)}"
 
 
 def _place(temporary: str, path: str) -> bool:

@@ -85,8 +85,16 @@ def odds_in_words(likelihood: float) -> str:
     """How likely it is that unrelated damage only looks like a flipped bit."""
     if likelihood >= 1:
         return "which proves nothing: any damage to so large a record looks like that"
-    share = f"{100 * likelihood:.2g} %" if likelihood >= 1e-5 else f"1 in {1 / likelihood:,.0f}"
+    share = share_in_words(likelihood)
     return f"the odds that unrelated damage looks like that are {share} (8 · bytes / 2^32)"
+
+
+def share_in_words(likelihood: float) -> str:
+    """A likelihood in per cent, or as `1 in N` where that is too small to read."""
+    if likelihood < 1e-5:
+        return f"1 in {1 / likelihood:,.0f}"
+    percent = 100 * likelihood
+    return f"{percent:.0f} %" if percent >= 10 else f"{percent:.2g} %"
 
 
 def find_bit(
@@ -182,10 +190,11 @@ def _refusal(record: DamagedRecord, likelihood: float, places: int, bit_odds: fl
         )
     if likelihood <= bit_odds:
         return None
+    enough = min(1.0, round(likelihood + 0.0005, 3))
     return (
         f"unrelated damage to {record.size:,} bytes would look like one flipped bit in "
-        f"{100 * likelihood:.2g} % of cases, which is above the limit of {100 * bit_odds:.2g} % "
-        f"(--bit-odds {min(1.0, round(likelihood + 0.0005, 3)):g} allows it)"
+        f"{share_in_words(likelihood)} of cases, which is above the limit "
+        f"(--bit-odds {bit_odds:g}; {enough:g} allows it, and leaves it unproven)"
     )
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ckpttool.formats.container import Container
     from ckpttool.formats.limits import ReaderLimits
     from ckpttool.io.reading import FileReader
-    from ckpttool.mending.survey import Found
+    from ckpttool.mending.found import Found
 
     Pieces = Iterable[bytes | memoryview]
 

@@ -23,8 +23,9 @@ from ckpttool.mending.twins import Window
 
 if TYPE_CHECKING:
     from ckpttool.io.reading import FileReader
+    from ckpttool.mending.found import Found
     from ckpttool.mending.naming import Named
-    from ckpttool.mending.survey import Found, Survey
+    from ckpttool.mending.survey import Survey
 
 _ZIP64_END = 0x06064B50
 _END = 0x06054B50

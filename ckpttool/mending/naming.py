@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ckpttool.mending.survey import Found
+    from ckpttool.mending.found import Found
 
 MAIN_PICKLE = "data.pkl"
 HOUSEKEEPING = (
@@ -47,11 +47,15 @@ def name_records(records: Sequence[Found], sizes: dict[str, int] | None) -> Name
     names: list[str | None] = [None] * len(records)
     used: set[str] = set()
     # First those about which nobody disagrees, so that they are not given away.
-    for index, options in enumerate(choices):
+    # And first what is proven: without that, a name may be all that a record has.
+    order = sorted(range(len(records)), key=lambda index: not records[index].matches)
+    for index in order:
+        options = choices[index]
         if len(options) == 1 and options[0] in wanted:
             names[index] = options[0]
             used.add(options[0])
-    for index, options in enumerate(choices):
+    for index in order:
+        options = choices[index]
         if names[index] is None and options:
             names[index] = _best(records[index], options, wanted, used, sizes or {})
             used.add(names[index] or "")
@@ -142,8 +146,8 @@ def _only(
     for order in orders:
         low = order.index(before) if before else -1
         high = order.index(after) if after else len(order)
-        between = [name for name in order[low + 1 : high] if name in missing]
-        if between and between[0] in fitting:
+        between = [name for name in order[low + 1 : high] if name in fitting]
+        if len(between) == 1:
             return between[0]
     return None
 

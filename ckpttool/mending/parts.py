@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from ckpttool.formats.limits import ReaderLimits
     from ckpttool.io.reading import FileReader
     from ckpttool.mending.content import Content
+    from ckpttool.mending.found import Found
     from ckpttool.mending.skeleton import Skeleton
-    from ckpttool.mending.survey import Found, Survey
+    from ckpttool.mending.survey import Survey
     from ckpttool.mending.twins import Claim
 
 WHOLE, REBUILT, DONOR, BIT, BURST = "whole", "rebuilt", "donor", "bit", "burst"
@@ -138,8 +139,6 @@ def _has_checksums(survey: Survey) -> bool:
 
 def _chosen(survey: Survey, named: Named, extra: list[str]) -> Iterable[tuple[int, Found]]:
     """The records that the new file takes; of namesakes the one that torch would read."""
-    from ckpttool.formats.zip_lookup import torch_choices
-
     names = [name or f"\0{index}" for index, name in enumerate(named.names)]
     by_name: dict[str, list[int]] = {}
     for index, name in enumerate(names):
@@ -151,10 +150,24 @@ def _chosen(survey: Survey, named: Named, extra: list[str]) -> Iterable[tuple[in
             extra.append(f"a record that nothing names, {where}")
         elif index in named.outside:
             extra.append(f"record {name}, outside of the root folder, {where}")
-        elif len(by_name[name]) > 1 and torch_choices(names, [name])[0] != index:
-            extra.append(f"a second record {name}, {where}")
+        elif len(by_name[name]) > 1 and _of_namesakes(survey, by_name[name], names) != index:
+            if found.matches:
+                extra.append(f"a second record {name}, {where}")
         elif not name.endswith("/"):
             yield index, found
+
+
+def _of_namesakes(survey: Survey, indices: list[int], names: list[str]) -> int:
+    """The one of several records of a name that is proven; if several are, that which torch reads.
+
+    What is not proven is where the directory says that a record is, or what a doubled block left.
+    """
+    from ckpttool.formats.zip_lookup import torch_choices
+
+    proven = [index for index in indices if survey.records[index].matches]
+    if len(proven) == 1:
+        return proven[0]
+    return torch_choices(names, [names[indices[0]]])[0]
 
 
 def _part(
@@ -174,6 +187,8 @@ def _part(
         part.proof = f"it is cut: {found.present:,} of {size} bytes are there"
     elif found.matches and (checksums or not found.size):
         part.settle(WHOLE, _MATCHES, content)
+    elif not part.crcs and not found.bounded:
+        part.proof = "its end is where no record could end, and no checksum is left"
     elif not part.crcs and found.crc is not None:
         why = "none was written" if not checksums else "it is lost"
         part.settle(UNPROVEN, f"there is no checksum to prove it: {why}", content)

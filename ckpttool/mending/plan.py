@@ -63,7 +63,9 @@ class Mending:
     it. `dropped` is what else would be left out. `refused` lists bits that would explain a checksum
     and are not sure enough. `structure` says what is wrong with the file around its records,
     `dangers` why its pickle would be written anew. `archives` are all in the file, where there are
-    several; `archive` is the number of the one that is mended. `proof` sums up.
+    several; `archive` is the number of the one that is mended. `has_known_sha256` tells whether the
+    mended file would have its known SHA-256, None where that is not known or something is lost.
+    `proof` sums up.
     """
 
     def __init__(self, path: str, kind: str, reader: FileReader, limits: ReaderLimits) -> None:
@@ -83,6 +85,7 @@ class Mending:
         self.archives: list[Archive] = []
         self.archive = 1
         self.known_sha256: str | None = None
+        self.has_known_sha256: bool | None = None
         self.notes: list[str] = []
         # What the writer needs. `rewrites`: the records go over as they are, pickle included.
         self.parts = Parts("", [], [])
@@ -104,6 +107,7 @@ class Mending:
         """Whether nothing is lost or left out, and each content is proven."""
         return (
             self.hopeless is None
+            and self.has_known_sha256 is not False
             and not self.losses
             and not self.dropped
             and all(record.state not in (LOST, UNPROVEN) for record in self.records)
@@ -118,7 +122,9 @@ class Mending:
     def exact(self) -> bool:
         """Whether the mended file should be the original, byte for byte."""
         known = not any(part.facts.get("guessed") and part.crcs for part in self.parts.parts)
-        return self.rewrites and self.lossless and self.by_torch and known
+        if not (self.rewrites and self.lossless):
+            return False
+        return self.has_known_sha256 is True or (self.by_torch and known)
 
     @property
     def proof(self) -> str:
@@ -137,6 +143,7 @@ class Mending:
             "exact": self.exact,
             "proof": self.proof,
             "known_sha256": self.known_sha256,
+            "has_known_sha256": self.has_known_sha256,
             "archive": self.archive,
             "archives": [archive._asdict() for archive in self.archives],
             "structure": self.structure,
@@ -174,15 +181,17 @@ def plan_mend(
     """Looks at a file, and plans how to mend it. Nothing is written.
 
     `siblings` are files in which donors may be found, the likeliest first. One flipped bit is only
-    mended where the odds that other damage looks like it are at most `bit_odds`. With
-    `known_sha256`, the SHA-256 that the file had when it was whole, the mended file has to have it,
-    and no odds apply. `bursts` are runs of damaged bits whose place is known. `archive` chooses one
-    of several in the file, from 1; the last whole one if not given. `progress(done, total, label)`
-    counts bytes.
+    mended where the odds that other damage looks like it are at most `bit_odds`, from 0 to 1; above
+    the usual 0.01 what fits is still not proven, and never lossless. With `known_sha256`, the
+    SHA-256 that the file had when it was whole, the mended file has to have it, and no odds apply.
+    `bursts` are runs of damaged bits whose place is known. `archive` chooses one of several in the
+    file, from 1; the last whole one if not given. `progress(done, total, label)` counts bytes.
 
-    Raises UnreadableError if the file can't be read, RefusedError if there is no such archive;
-    whatever else is wrong is in the plan.
+    Raises UnreadableError if the file can't be read, RefusedError if there is no such archive,
+    ValueError for odds that are none; whatever else is wrong is in the plan.
     """
+    if not 0 <= bit_odds <= 1:
+        raise ValueError(f"no odds from 0 to 1: {bit_odds!r}")
     where = os.fspath(path)
     reader = FileReader(where)
     try:
@@ -250,6 +259,8 @@ def _proof(mending: Mending) -> str:
     words = f"{proven:,} of {len(records):,} records proven by checksum"
     if not mending.checksums:
         words = "no checksums were written: nothing can be proven"
+    if mending.has_known_sha256 is False:
+        words += "; yet the mended file would not have the SHA-256 that is recorded of it"
     if mending.exact:
         words += "; the file comes back as it was written, byte for byte"
     return words

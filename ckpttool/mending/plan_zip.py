@@ -17,6 +17,7 @@ from ckpttool.mending.proofs import try_known, use_bits, use_bursts, use_donors
 from ckpttool.mending.regions import find_regions
 from ckpttool.mending.skeleton import Skeleton, read_skeleton
 from ckpttool.mending.survey import survey
+from ckpttool.mending.whole_file import NOT_REBUILT, has_known_sha256, settle_doubts
 from ckpttool.model.tensor import TensorRef
 
 if TYPE_CHECKING:
@@ -33,10 +34,13 @@ _NO_DAMAGE = frozenset(
         *("several-roots", "unsupported-method"),
     )
 )
+# Of zip's ways to compress (APPNOTE 4.4.5), those that other programs unpack.
+_OTHER_METHODS = {9: "deflate64", 12: "bzip2", 14: "lzma", 93: "zstandard", 95: "xz"}
+_MOST_NAMED = 8
 # A pickle that hides needs few bytes to do harm.
 _LONGEST_LOOK = 16 << 20
-# Kinds whose records mean more than a pickle and its storages: only rewritten whole.
-_NOT_REBUILT = frozenset(("torchscript", "pt2", "dcp-shard", "npz"))
+# Kinds without a pickle of their own.
+_WITHOUT_PICKLE = frozenset(("pt2", "npz"))
 
 
 def plan_zip(mending: Mending, options: Options, report: Callable[[int], object]) -> bool:
@@ -55,6 +59,9 @@ def plan_zip(mending: Mending, options: Options, report: Callable[[int], object]
     fill_well_known(mending.parts)
     _mend_contents(mending, options)
     _judge(mending)
+    settle_doubts(mending)
+    if not mending.rewrites and mending.hopeless is None and mending.skeleton is not None:
+        note_dropped(mending, standings(mending.parts.parts, mending.skeleton))
     return True
 
 
@@ -133,6 +140,8 @@ def _note_structure(mending: Mending, chosen: Survey) -> None:
         notes += damaged_ends(mending.reader, chosen)
     else:
         notes += _strict_problems(mending)
+    if chosen.stopped is not None:
+        notes.append(chosen.stopped)
     for part_of in _gaps(chosen):
         notes.append(part_of)
 
@@ -169,7 +178,7 @@ def _mend_contents(mending: Mending, options: Options) -> None:
     if pickle is not None and pickle.state == LOST:
         doubtful |= _mend_parts(mending, [pickle], options)
     if doubtful and mending.known_sha256 and _rest_is_proven(mending.parts.parts, set(doubtful)):
-        known = lambda: _has_known_sha256(mending)  # noqa: E731
+        known = lambda: has_known_sha256(mending)  # noqa: E731
         if try_known(mending.reader, mending.parts.parts, doubtful, known):
             doubtful = {}
     for name, mends in doubtful.items():
@@ -201,12 +210,6 @@ def _rest_is_proven(parts: list[Part], doubtful: set[str]) -> bool:
     return all(part.is_proven for part in parts if part.name not in doubtful)
 
 
-def _has_known_sha256(mending: Mending) -> bool:
-    from ckpttool.mending.write import sha256_of_rewritten
-
-    return sha256_of_rewritten(mending) == mending.known_sha256
-
-
 def _container(mending: Mending) -> MendedContainer:
     """The parts as a container. It has the damaged contents, too: their checksums tell."""
     parts = mending.parts.parts
@@ -221,6 +224,7 @@ def _container(mending: Mending) -> MendedContainer:
         crc = part.crc if part.is_proven and part.crc in part.crcs else (part.crcs or (None,))[0]
         record = Record(part.name, part.size or 0, part.size or 0, crc, 0, 0, offset)
         as_is = part.state in (WHOLE, UNPROVEN) and found is not None and found.method == 0
+        as_is = as_is and "doubtful" not in part.facts
         span = (found.start, found.stored) if as_is and found is not None else None
         container.add(record, part.content, span)
     return container
@@ -241,8 +245,10 @@ def _judge(mending: Mending) -> None:
     if skeleton is None:
         _without_skeleton(mending, parts, lost)
         return
+    _compare_sizes(mending, skeleton)
+    lost = [part for part in parts if part.state == LOST]
     standing = standings(parts, skeleton)
-    if mending.kind not in _NOT_REBUILT:
+    if mending.kind not in NOT_REBUILT:
         mending.dangers = [*skeleton.dangers, *_hidden_dangers(mending, skeleton)]
     mending.losses = losses(skeleton, standing)
     mending.unproven = unproven(skeleton, standing)
@@ -253,15 +259,22 @@ def _judge(mending: Mending) -> None:
     others = [part for part in lost if not _is_content(part, skeleton)]
     mending.dropped += [f"record {part.name}: {part.proof}" for part in others]
     mending.rewrites = not lost and not mending.dangers
-    if mending.kind in _NOT_REBUILT and not mending.rewrites:
+    if mending.kind in NOT_REBUILT and not mending.rewrites:
         what = ", ".join(part.name for part in lost[:5])
         mending.hopeless = f"only a whole one of this kind can be written, and {what} is lost"
     elif mending.rewrites:
         mending.healthy = _is_healthy(mending)
         if mending.healthy:
             mending.dropped = []
-    else:
-        note_dropped(mending, standing)
+
+
+def _compare_sizes(mending: Mending, skeleton: Skeleton) -> None:
+    """A storage of another size than its pickle says is none of it, whatever its checksum says."""
+    for name, size in skeleton.sizes.items():
+        part = mending.parts.get(name)
+        if part is not None and part.size not in (None, size) and part.state != LOST:
+            part.proof = f"its record has {part.size:,} bytes, the pickle says {size:,}"
+            part.state, part.content, part.present = LOST, None, 0
 
 
 def _hidden_dangers(mending: Mending, skeleton: Skeleton) -> list[str]:
@@ -286,19 +299,37 @@ def _is_content(part: Part, skeleton: Skeleton) -> bool:
 
 
 def _without_skeleton(mending: Mending, parts: list[Part], lost: list[Part]) -> None:
-    """No pickle: what is whole can go over as it is; else nothing has a name any more."""
+    """No pickle: what needs none can go over as it is; else nothing has a name any more."""
     pickle = next((part for part in parts if part.name == MAIN_PICKLE), None)
-    if not lost and (pickle is None or mending.kind in _NOT_REBUILT):
+    needless = mending.kind in (NOT_REBUILT if pickle is not None else _WITHOUT_PICKLE)
+    if not lost and needless:
         mending.healthy = _is_healthy(mending)
         return
-    whole = [part for part in parts if part.name.startswith("data/") and part.is_proven]
-    size = sum(part.size or 0 for part in whole)
-    why = "its pickle is lost" if pickle is None or pickle.state == LOST else "cannot be read"
-    if why == "cannot be read":
-        why = "its pickle cannot be read"
     mending.hopeless = (
-        f"{why}, so no tensor has a name, a shape or a type any more "
-        f"({len(whole):,} storages of {size:,} bytes are whole)"
+        f"{_why_no_pickle(pickle)}, so no tensor has a name, a shape or a type any more "
+        f"({_survivors(parts)})"
+    )
+
+
+def _why_no_pickle(pickle: Part | None) -> str:
+    if pickle is None:
+        return f"it has no {MAIN_PICKLE}, without which torch loads nothing"
+    copies = (pickle.found and pickle.found.local, pickle.claim)
+    methods = {copy.method for copy in copies if copy is not None}
+    if len(methods) == 1 and (name := _OTHER_METHODS.get(*methods)) is not None:
+        return f"its pickle is compressed by {name}, which neither torch nor ckpttool reads"
+    return "its pickle is lost" if pickle.state == LOST else "its pickle cannot be read"
+
+
+def _survivors(parts: list[Part]) -> str:
+    whole = [part for part in parts if part.is_proven and part.found is not None]
+    whole.sort(key=lambda part: not part.name.startswith("data/"))
+    storages = [part.size or 0 for part in whole if part.name.startswith("data/")]
+    names = ", ".join(part.name for part in whole[:_MOST_NAMED])
+    names += ", …" if len(whole) > _MOST_NAMED else ""
+    words = f"{len(storages):,} storages of {sum(storages):,} bytes"
+    return (
+        f"whole are {words} and {len(whole) - len(storages):,} other records{names and ': '}{names}"
     )
 
 
@@ -308,6 +339,7 @@ def _is_healthy(mending: Mending) -> bool:
         mending.structure
         or mending.dangers
         or any(part.state not in (WHOLE, UNPROVEN) for part in mending.parts.parts)
+        or any("doubtful" in part.facts for part in mending.parts.parts)
     ):
         return False
     from ckpttool.formats.torch_zip import open_zip

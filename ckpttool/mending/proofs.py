@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckpttool.errors import FormatError
 from ckpttool.formats.container import STORED
 from ckpttool.mending import content as contents
-from ckpttool.mending.bits import BitMend, find_bits
+from ckpttool.mending.bits import DEFAULT_BIT_ODDS, BitMend, find_bits, share_in_words
 from ckpttool.mending.crc_algebra import burst, burst_odds
 from ckpttool.mending.damaged import DamagedRecord
 from ckpttool.mending.donors import find_donors
-from ckpttool.mending.parts import BIT, BURST, DONOR, LOST, Part
+from ckpttool.mending.parts import BIT, BURST, DONOR, LOST, UNPROVEN, Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 # So many ways to turn several records' bits back are tried against a known SHA-256.
 _MOST_TRIES = 64
+BY_SHA256 = "the whole file has its recorded SHA-256"
 
 
 class Burst(NamedTuple):
@@ -94,9 +95,29 @@ def use_bits(
 
 
 def turn_bit(reader: FileReader, part: Part, mend: BitMend, proof: str | None = None) -> None:
-    """Settles a part with one bit turned back."""
+    """Settles a part with one bit turned back; `proof` is a better one than the odds."""
     content = contents.patched(_raw(reader, part), mend.offset, bytes((1 << mend.bit,)))
-    part.settle(BIT, proof or mend.proof, content, bit=mend.as_dict(), words=mend.words)
+    odds = mend.odds if proof is None else 0.0
+    facts = {"bit": mend.as_dict(), "words": mend.words}
+    _settle(part, BIT, proof or mend.proof, content, odds, facts)
+
+
+def _settle(
+    part: Part,
+    state: str,
+    proof: str,
+    content: contents.Content,
+    odds: float,
+    facts: dict[str, Any],
+) -> None:
+    """Settles a part whose checksum fits. By odds above the usual limit that proves nothing,
+    however high the user has set theirs: `doubtful` then keeps what it would be.
+    """
+    if odds > DEFAULT_BIT_ODDS:
+        proof = f"fits, unproven, by odds of {share_in_words(odds)}: {proof}"
+        part.settle(UNPROVEN, proof, content, **facts, doubtful=state)
+    else:
+        part.settle(state, proof, content, **facts)
 
 
 def try_known(
@@ -113,7 +134,7 @@ def try_known(
     names = list(doubtful)
     for choice in islice(product(*doubtful.values()), _MOST_TRIES):
         for name, mend in zip(names, choice, strict=True):
-            turn_bit(reader, by_name[name], mend, "the whole file has its recorded SHA-256")
+            turn_bit(reader, by_name[name], mend, BY_SHA256)
         if is_proven():
             return True
     for name in names:
@@ -129,7 +150,7 @@ def use_bursts(
     """Settles parts whose damage lies where the user says; says why others are not mended.
 
     So many bits that they would explain damage elsewhere in more than `bit_odds` of cases prove
-    too little.
+    too little; each place and each recorded checksum that is tried adds to that.
     """
     by_name = {part.name: part for part in parts}
     failed = []
@@ -137,18 +158,21 @@ def use_bursts(
         part = by_name.get(wanted.record)
         if part is None or not _is_mismatch(part):
             failed.append(f"{wanted.record}: there is no damage of that kind in such a record")
-        elif burst_odds(wanted.bits) > bit_odds:
-            share = f"{100 * burst_odds(wanted.bits):.2g} %"
+            continue
+        tried = sum(burst_odds(other.bits) for other in bursts if other.record == wanted.record)
+        odds = min(1.0, tried * len(part.crcs))
+        if not odds <= bit_odds:
             failed.append(
                 f"{wanted.record}: {wanted.bits} bits at a known place explain any damage in "
-                f"{share} of cases, which is above the limit (--bit-odds)"
+                f"{share_in_words(odds)} of cases, which is above the limit "
+                f"(--bit-odds {bit_odds:g})"
             )
-        elif not _mend_burst(reader, part, wanted):
+        elif not _mend_burst(reader, part, wanted, odds):
             failed.append(f"{wanted.record}: no change of these {wanted.bits} bits explains it")
     return failed
 
 
-def _mend_burst(reader: FileReader, part: Part, wanted: Burst) -> bool:
+def _mend_burst(reader: FileReader, part: Part, wanted: Burst, odds: float) -> bool:
     for crc in part.crcs:
         size = part.size or 0
         try:
@@ -160,12 +184,11 @@ def _mend_burst(reader: FileReader, part: Part, wanted: Burst) -> bool:
         first, shift = divmod(wanted.start, 8)
         raw = (mask << shift).to_bytes(8, "little").rstrip(b"\0")
         content = contents.patched(_raw(reader, part), first, raw)
-        odds = burst_odds(wanted.bits)
         words = f"{mask.bit_count()} of {wanted.bits} bits from byte {first:,} on turned back"
-        proof = f"the checksum matches with {words}; any damage elsewhere would look so in "
-        proof += f"{100 * odds:.2g} % of cases"
-        facts = {"offset": first, "mask": raw.hex(), "bits": wanted.bits, "odds": odds}
-        part.settle(BURST, proof, content, burst=facts, words=words)
+        proof = "the checksum matches then; after damage elsewhere it would in "
+        proof += f"{share_in_words(odds)} of cases"
+        done = {"offset": first, "mask": raw.hex(), "bits": wanted.bits, "odds": odds}
+        _settle(part, BURST, proof, content, odds, {"burst": done, "words": words})
         return True
     return False
 

@@ -34,6 +34,8 @@ def unsafe(value: Any) -> str | None:
     if isinstance(value, Opaque):
         if not isinstance(value.target, GlobalRef):
             return f"a call of what is no global {value.path}"
+        if value.opcode == "REDUCE" and value.target.rebuild is not None:
+            return f"a call of {value.path} that makes no sense"
         return unsafe(value.target)
     if isinstance(value, NumpyArray) and value.subclass:
         module, _, name = value.subclass.rpartition(".")

@@ -9,24 +9,22 @@ copies say, and is not proven.
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckpttool.errors import FormatError
-from ckpttool.formats.container import DEFLATED, STORED
+from ckpttool.errors import FormatError, LimitError
+from ckpttool.formats.container import STORED
 from ckpttool.formats.zip_layout import (
     DESCRIPTOR_32,
     DESCRIPTOR_64,
-    DESCRIPTOR_BYTES,
     FLAG_STREAMED,
     LOCAL_BYTES,
-    LOCAL_HEADER,
 )
 from ckpttool.mending import canonical
+from ckpttool.mending.claims import Claims
 from ckpttool.mending.directory_copy import DirectoryCopy, read_directory_copy
+from ckpttool.mending.found import Found
 from ckpttool.mending.skeleton import Skeleton, read_skeleton
 from ckpttool.mending.twins import (
-    LONGEST_NAME,
     Claim,
     LocalCopy,
     Window,
@@ -36,6 +34,7 @@ from ckpttool.mending.twins import (
     padded_copy,
     signatures,
 )
+from ckpttool.mending.weighing import Weighing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,61 +48,29 @@ _PICKLE = b"data.pkl"
 _ALIGNMENT_RECORD = b"/.storage_alignment"
 # Signatures that lie in contents by chance or on purpose; more of them are not looked at.
 _MOST_CANDIDATES = 10_000
-_CHUNK_BYTES = 1 << 18
 _LONGEST_NUMBER = 20
+# Bytes of a name where none is known, and how many more one may have than those that are.
+_USUAL_NAME = 64
+_MORE_NAME = 32
 _MOST_ALIGNMENT = 1 << 15
-
-
-class Found(NamedTuple):
-    """A record as far as it was found.
-
-    `offset` is where its header is, or was. `names` are the full names that its copies give, the
-    likeliest first; none where all are gone. The content begins at `start`, of which `stored` bytes
-    belong to it and `present` are there; `size` counts them once inflated. `crcs` are the recorded
-    checksums, `crc` that of the content as it is now (None where it is not all there, or cannot be
-    inflated). `following` is where the next structure begins. `local` and `claim` are its header
-    and its directory entry as they are. `ended` is false where the file ends in the content, and
-    nobody knows how long it was: `stored` counts what is there. `usual` tells that all around the
-    content is, byte for byte, what torch writes.
-    """
-
-    offset: int
-    names: tuple[bytes, ...]
-    start: int
-    stored: int
-    size: int
-    present: int
-    method: int
-    crcs: tuple[int, ...]
-    crc: int | None
-    following: int
-    local: LocalCopy | None
-    claim: Claim | None
-    ended: bool = True
-    usual: bool = False
-
-    @property
-    def matches(self) -> bool:
-        """Whether the content is proven: one of its recorded checksums is the content's own."""
-        return self.crc is not None and self.crc in self.crcs
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether bytes of the content are missing from the file."""
-        return self.present < self.stored or not self.ended
+# Bytes that may be read in all: some passes over the archive, and this much for any.
+_MOST_PASSES = 32
+_LEAST_WORK = 1 << 28
 
 
 class Survey(NamedTuple):
     """What was found of one archive. `records` are in the file's order.
 
     `skeleton` is what the pickle says, None where there is no pickle that can be read. `directory`
-    is the central directory, as far as it is there.
+    is the central directory, as far as it is there. `stopped` says why the survey did not come to
+    the end, None if it did.
     """
 
     region: Region
     records: list[Found]
     directory: DirectoryCopy | None
     skeleton: Skeleton | None
+    stopped: str | None = None
 
 
 def survey(
@@ -119,13 +86,19 @@ def survey(
     `skeleton` is what the pickle says, if that is known better than from the pickle in the file.
     `progress(bytes)` is told what has been walked over. Raises UnreadableError.
     """
-    walk = _Walk(reader, region, limits, progress)
+    walk = Walk(reader, region, limits, progress)
     walk.known_skeleton = skeleton
-    walk.run()
-    return Survey(region, walk.records, walk.directory, walk.skeleton())
+    stopped = None
+    try:
+        walk.run()
+    except LimitError as error:
+        stopped = str(error)
+    return Survey(region, walk.records, walk.directory, walk.skeleton(), stopped)
 
 
-class _Walk:
+class Walk:
+    """A walk over one archive from record to record."""
+
     def __init__(
         self,
         reader: FileReader,
@@ -143,19 +116,15 @@ class _Walk:
         self.records: list[Found] = []
         self.alignment = ALIGNMENT
         claims = self.directory.claims if self.directory else []
-        self.by_offset = {claim.offset: claim for claim in claims}
-        self.by_name: dict[bytes, list[Claim]] = {}
-        for claim in claims:
-            self.by_name.setdefault(claim.raw_name, []).append(claim)
-        self.offsets = sorted(self.by_offset)
-        self.following = {claim.number: after for claim, after in pairwise(claims)}
-        self.used: set[int] = set()
+        self.claims = Claims(claims, self.window)
+        self.budget = _LEAST_WORK + _MOST_PASSES * (region.stop - region.begin)
         self.known_skeleton: Skeleton | None = None
         self._skeleton: Skeleton | None = None
         self._pickle_record: Found | None = None
         self._checksums: dict[tuple[int, int], int] = {}
 
     def run(self) -> None:
+        """Walks from the archive's begin to its directory, or to the end of what is there."""
         position: int | None = self.begin
         sure = True  # an archive begins with a record, and behind a proven one is another
         while position is not None and position < self.limit:
@@ -167,8 +136,9 @@ class _Walk:
                 self.progress((self.limit if after is None else after) - position)
                 position, sure = after, False
                 continue
-            if found.claim is not None:
-                self.used.add(found.claim.number)
+            found = self.claims.completed(found)
+            if found.claim is not None and found.matches:
+                self.claims.use(found.claim)
             self.records.append(found)
             self.note_alignment(found)
             self.progress(found.following - position)
@@ -187,7 +157,8 @@ class _Walk:
         if found is not None:
             return found
         local = local_copy(self.window, position)
-        claim = self.claim_for(position, local)
+        before = self.records[-1].claim if self.records else None
+        claim = self.claims.find(position, local, before)
         found = self.as_both_say(local, claim, position)
         if found is not None:
             return found
@@ -198,12 +169,20 @@ class _Walk:
         padded = padded_copy(self.window, position, self.begin, self.alignment)
         if local is not None and not local.sound and not (there or claim):
             local = None
-        return _Weighing(self, position, local, claim, padded).result(named=there or bool(claim))
+        found = Weighing(self, position, local, claim, padded).result(named=there or bool(claim))
+        if found is not None and not there and not found.matches and self.has_moved(found):
+            return None
+        return found
+
+    def has_moved(self, found: Found) -> bool:
+        """Whether a record that only the directory puts here has its own header further on."""
+        after = self.next_header(found.offset)
+        return after is not None and after < found.start + found.stored
 
     def as_torch_wrote(self, position: int) -> Found | None:
         """The shortest way: all around a content is what torch writes for the directory's entry."""
-        claim = self.by_offset.get(position)
-        if claim is None or not claim.usual or claim.number in self.used:
+        claim = self.claims.at(position)
+        if claim is None or not claim.usual:
             return None
         offset, size, name = position - self.begin, claim.size, claim.raw_name
         header = canonical.local_header(name, size, offset, self.alignment)
@@ -240,29 +219,6 @@ class _Walk:
         if crc != claim.crc:
             return None
         return self.found(local, claim, (local.raw_name,), local.content, stop, crc)
-
-    def claim_for(self, position: int, local: LocalCopy | None) -> Claim | None:
-        """The directory's entry for the record at `position`: by place, by name, or by order."""
-        here = self.by_offset.get(position)
-        named = self.by_name.get(local.raw_name, []) if local is not None and local.sound else []
-        named = [claim for claim in named if claim.number not in self.used]
-        if here in named:
-            return here
-        nearest = min(named, key=lambda claim: abs(claim.offset - position), default=None)
-        if here is not None:
-            # A name that belongs elsewhere is damaged; unless all places are off, for bytes are
-            # missing or too many.
-            moved = nearest is not None and not looks_like_local(self.window, nearest.offset)
-            return nearest if moved else here
-        if nearest is not None:
-            return nearest
-        last = self.records[-1].claim if self.records else None
-        if last is None or local is None or not looks_like_local(self.window, position):
-            return None
-        after = self.following.get(last.number)
-        if after is None or after.number in self.used or after.number != last.number + 1:
-            return None
-        return None if looks_like_local(self.window, after.offset) else after
 
     def found(
         self,
@@ -356,6 +312,7 @@ class _Walk:
             from ckpttool.io.checksum import crc32, crc32_of
 
             length = stop - start
+            self.spend(length)
             if length <= 1 << 15:
                 known = crc32(self.window.read(start, length))
             else:
@@ -365,28 +322,50 @@ class _Walk:
                 self._checksums.clear()
         return known
 
+    def spend(self, count: int) -> None:
+        """Counts bytes that are read. Raises LimitError when they are more than anyone needs.
+
+        A file whose records all contradict each other would have each read up to the end.
+        """
+        self.budget -= count
+        if self.budget < 0:
+            raise LimitError("its records contradict each other too often", limit="work")
+
+    def places(self, signature: bytes, start: int, stop: int) -> Iterator[int]:
+        """Every place of a signature; what is read for it is counted."""
+        last = start
+        for place in signatures(self.reader, signature, start, stop):
+            self.spend(place - last)
+            last = place
+            yield place
+        self.spend(max(0, stop - last))
+
     # Where the next record is.
 
     def next_record(self, position: int) -> int | None:
         """The next place behind `position` at which a record begins, or None."""
-        claimed = next((o for o in self.offsets if o > position), self.limit)
-        for place in signatures(self.reader, LOCAL_BYTES, position + 1, min(claimed, self.limit)):
+        claimed = self.next_claimed(position)
+        for place in self.places(LOCAL_BYTES, position + 1, min(claimed, self.limit)):
             if self.is_own_header(place):
                 return place
         return claimed if claimed < self.limit else None
 
     def next_header(self, position: int) -> int | None:
         """The next local header behind `position` that is sound and this archive's, or None."""
-        for count, place in enumerate(
-            signatures(self.reader, LOCAL_BYTES, position + 1, self.limit)
-        ):
+        for count, place in enumerate(self.places(LOCAL_BYTES, position + 1, self.limit)):
             if count > _MOST_CANDIDATES:
                 return None
             if self.is_own_header(place):
                 return place
         return None
 
+    def longest_name(self) -> int:
+        """A bound on the bytes of a name and its padding's head, by the names that are known."""
+        known = [len(name) for found in self.records for name in found.names]
+        return max(known, default=_USUAL_NAME) + _MORE_NAME
+
     def is_own_header(self, place: int) -> bool:
+        """Whether a sound header there names something below the root of the records so far."""
         local = local_copy(self.window, place)
         if local is None or not local.sound:
             return False
@@ -395,7 +374,7 @@ class _Walk:
 
     def next_claimed(self, position: int) -> int:
         """Where the directory says that the next record begins, or where the directory does."""
-        return next((offset for offset in self.offsets if offset > position), self.limit)
+        return self.claims.next_offset(position, self.limit)
 
     # What the pickle says.
 
@@ -421,239 +400,6 @@ class _Walk:
                 size = skeleton.sizes.get(name.partition(b"/")[2].decode("utf-8", "replace"))
                 if size is not None:
                     yield size
-
-
-class _Weighing:
-    """One record whose copies do not all agree: every way to read it, until one is proven."""
-
-    def __init__(
-        self,
-        walk: _Walk,
-        position: int,
-        local: LocalCopy | None,
-        claim: Claim | None,
-        padded: tuple[bytes, int] | None,
-    ) -> None:
-        self.walk = walk
-        self.position = position
-        self.local = local
-        self.claim = claim
-        self.padded = padded
-        names = [claim.raw_name] if claim is not None else []
-        if padded is not None:
-            names.append(padded[0])
-        if local is not None and local.raw_name:
-            at = 0 if local.sound and claim is None else len(names)
-            names.insert(at, local.raw_name)
-        self.names = tuple(dict.fromkeys(names))
-
-    def result(self, *, named: bool) -> Found | None:
-        """The record; without any name or header (`named`), only if a descriptor proves it."""
-        if not named:
-            return self.by_descriptor()
-        ways = [self.stored, self.deflated, self.by_descriptor, self.unproven]
-        if self.methods() == {DEFLATED}:
-            ways[:2] = [self.deflated, self.stored]
-        return next(filter(None, (way() for way in ways)), None)
-
-    def methods(self) -> set[int]:
-        """What its copies say of how it is compressed."""
-        return {copy.method for copy in (self.local, self.claim) if copy is not None}
-
-    # Ways to read it.
-
-    def starts(self) -> list[int]:
-        """Where the content may begin, the likeliest first."""
-        walk, starts = self.walk, []
-        if self.claim is not None:
-            starts.append(self.usual_start(self.claim.raw_name, self.claim.size))
-        if self.local is not None:
-            starts.insert(0 if self.local.sound else len(starts), self.local.content)
-        if self.padded is not None:
-            starts.append(self.padded[1])
-        starts += [self.usual_start(name) for name in self.names]
-        floor = self.position + LOCAL_HEADER.size
-        return [start for start in dict.fromkeys(starts) if floor < start <= walk.limit]
-
-    def usual_start(self, name: bytes, size: int = 0) -> int:
-        """Where the content begins if torch wrote the header, with this name."""
-        walk = self.walk
-        offset = self.position - walk.begin
-        usual = canonical.content_start(offset, len(name), walk.alignment, size=size)
-        return walk.begin + usual
-
-    def stops(self, start: int) -> Iterator[int]:
-        """Where a stored content that begins at `start` may end, the likeliest first."""
-        walk = self.walk
-        if self.claim is not None:
-            yield start + self.claim.stored
-            yield start + self.claim.size
-        if self.local is not None and not self.local.flags & FLAG_STREAMED:
-            yield start + self.local.stored
-            yield start + self.local.size
-        for size in walk.expected_size(self.names):
-            yield start + size
-        yield from self.before(walk.next_claimed(self.position))
-        for place, length in self.descriptors(start):
-            if length == place - start:
-                yield place
-        after = walk.next_header(self.position)
-        if after is not None:
-            yield from self.before(after)
-
-    def before(self, boundary: int) -> Iterator[int]:
-        """Where the content ends if the next structure begins at `boundary`."""
-        for length in (DESCRIPTOR_32.size, DESCRIPTOR_64.size, DESCRIPTOR_32.size - 4, 0):
-            yield boundary - length
-
-    def descriptors(self, start: int) -> Iterator[tuple[int, int]]:
-        """Every descriptor behind `start` whose two sizes agree: its place and that size."""
-        walk = self.walk
-        places = signatures(walk.reader, DESCRIPTOR_BYTES, start, walk.limit)
-        for count, place in enumerate(places):
-            if count > _MOST_CANDIDATES:
-                return
-            for layout in (DESCRIPTOR_32, DESCRIPTOR_64):
-                data = walk.window.read(place, layout.size)
-                if len(data) == layout.size:
-                    _, _, stored, size = layout.unpack(data)
-                    if stored == size:
-                        yield place, size
-
-    def stored(self) -> Found | None:
-        """The first reading as a stored content that a recorded checksum proves."""
-        for start in self.starts():
-            tried: set[int] = set()
-            for stop in self.stops(start):
-                if stop in tried or not start <= stop <= self.walk.limit:
-                    continue
-                tried.add(stop)
-                found = self.proven(start, stop)
-                if found is not None:
-                    return found
-        return None
-
-    def proven(self, start: int, stop: int) -> Found | None:
-        walk = self.walk
-        crcs = walk.recorded(self.local, self.claim, start, stop)
-        if not crcs or (stop == start and not self.is_empty(start)):
-            return None
-        crc = walk.checksum(start, stop)
-        if crc not in crcs:
-            return None
-        return walk.found(self.local, self.claim, self.names, start, stop, crc)._replace(
-            offset=self.position
-        )
-
-    def is_empty(self, start: int) -> bool:
-        """Whether enough says that the content that begins at `start` has no bytes at all.
-
-        Two facts must say so: nothing has a checksum, too, and would fit anywhere.
-        """
-        claim, local, walk = self.claim, self.local, self.walk
-        bounded = walk.is_boundary(start) or walk.next_claimed(self.position) == start
-        claimed = claim is not None and not (claim.size or claim.stored or claim.crc)
-        unstreamed = local is not None and not local.flags & FLAG_STREAMED
-        expected = 0 in walk.expected_size(self.names)
-        return bounded + claimed + unstreamed + expected >= 2 and (bounded or expected)
-
-    def deflated(self) -> Found | None:
-        """The record read as compressed, if a copy says that it is, and a checksum proves it."""
-        if DEFLATED not in self.methods():
-            return None
-        for start in self.starts():
-            read = _inflate(self.walk.reader, start, self.walk.limit, self.walk.limits)
-            if read is None:
-                continue
-            stored, size, crc = read
-            found = self.walk.found(
-                *(self.local, self.claim, self.names, start, start + stored, crc),
-                size=size,
-                method=DEFLATED,
-            )
-            if found.matches:
-                return found._replace(offset=self.position)
-        return None
-
-    def by_descriptor(self) -> Found | None:
-        """A record whose header is gone, or too short: its descriptor tells size and begin.
-
-        Never beyond the next header, which would be that of another record.
-        """
-        walk = self.walk
-        floor = self.position + LOCAL_HEADER.size + 1
-        ceiling = floor + LONGEST_NAME + walk.alignment
-        after = walk.next_header(self.position)
-        for place, length in self.descriptors(floor):
-            start = place - length
-            if after is not None and place > after:
-                break
-            aligned = (start - walk.begin) % walk.alignment == 0
-            # Where bytes are missing from a header, nothing behind it is aligned any more.
-            if floor <= start <= ceiling and (aligned or self.claim is not None):
-                found = self.proven(start, place)
-                if found is not None:
-                    return found
-            if start > ceiling:
-                return None  # that of a later record
-        return self.nameless_empty(after)
-
-    def nameless_empty(self, after: int | None) -> Found | None:
-        """An empty record whose header is gone: the next header stands where padding would end."""
-        walk = self.walk
-        floor = self.position + LOCAL_HEADER.size + 1
-        if after is None or self.names or (after - walk.begin) % walk.alignment:
-            return None
-        if not floor <= after <= floor + LONGEST_NAME:
-            return None
-        found = walk.found(None, None, (), after, after, 0)
-        return found._replace(offset=self.position, following=after, crcs=(0,))
-
-    # Without a proof.
-
-    def unproven(self) -> Found | None:
-        """The reading that most copies support; it may be cut."""
-        walk = self.walk
-        starts = self.starts()
-        if not starts:
-            return None
-        after = walk.next_header(self.position)
-        end = walk.limit if after is None else after
-        readings = [(start, stop) for start in starts for stop in dict.fromkeys(self.stops(start))]
-        inside = [(a, b) for a, b in readings if a <= b <= end]
-        best = max(inside, key=lambda reading: self.support(*reading), default=None)
-        if best is not None and self.support(*best) >= 1:
-            crc = walk.checksum(*best)
-            found = walk.found(self.local, self.claim, self.names, *best, crc)
-            return found._replace(offset=self.position)
-        wanted = next(walk.expected_size(self.names), None)
-        if wanted is None and self.claim is not None:
-            wanted = self.claim.size
-        return self.cut(starts[0], end, wanted)
-
-    def support(self, start: int, stop: int) -> int:
-        """How many independent facts speak for a reading."""
-        walk, length = self.walk, stop - start
-        claimed = self.claim is not None and length in (self.claim.stored, self.claim.size)
-        copies = descriptor_copies(walk.window, stop, length, wide=False)
-        fitting = max((copy.fitting for copy in copies), default=0)
-        expected = length in walk.expected_size(self.names)
-        behind = walk.behind(self.local, self.claim, start, stop, None)
-        return claimed + fitting + expected + walk.is_boundary(behind)
-
-    def cut(self, start: int, end: int, wanted: int | None) -> Found:
-        """A record whose end is not in the file, or can't be told from what follows at `end`."""
-        walk = self.walk
-        stop = end if wanted is None else start + wanted
-        found = walk.found(self.local, self.claim, self.names, start, max(start, stop), None)
-        present = max(0, min(end, stop) - start)
-        return found._replace(
-            offset=self.position,
-            present=present,
-            crcs=() if self.claim is None else (self.claim.crc,),
-            following=max(end, self.position + 1),
-            ended=wanted is not None,
-        )
 
 
 def stated_alignment(reader: FileReader, found: Found) -> int | None:
@@ -686,31 +432,3 @@ def _read_pickle_of(reader: FileReader, record: Found, limits: ReaderLimits) -> 
     except FormatError:
         return None
     return read_skeleton(data, limits)
-
-
-def _inflate(
-    reader: FileReader, start: int, stop: int, limits: ReaderLimits
-) -> tuple[int, int, int] | None:
-    """Stored size, size and checksum of a deflated content; None if it is none, or too big."""
-    import zlib
-
-    from ckpttool.io.checksum import crc32
-
-    inflater, size, crc, used = zlib.decompressobj(-zlib.MAX_WBITS), 0, 0, 0
-    most = max(limits.inflated_bytes, 16 * (stop - start))
-    for chunk in reader.chunks(start, stop - start):
-        pending: bytes | memoryview = chunk
-        output = b""
-        while not inflater.eof and (pending or len(output) == _CHUNK_BYTES):
-            try:
-                output = inflater.decompress(pending, _CHUNK_BYTES)
-            except zlib.error:
-                return None
-            size, crc = size + len(output), crc32(output, crc)
-            if size > most:
-                return None
-            pending = inflater.unconsumed_tail
-        used += len(chunk)
-        if inflater.eof:
-            return used - len(inflater.unused_data), size, crc
-    return None

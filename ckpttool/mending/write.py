@@ -7,12 +7,13 @@ import stat
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from ckpttool.errors import FormatError, RefusedError, UnreadableError, WriteError
-from ckpttool.findings import Severity
 from ckpttool.formats.values import StorageRef, TensorValue
+from ckpttool.io.output import already_there, refuse_output
 from ckpttool.mending import content as contents
+from ckpttool.mending.checking import Digest, problems
 from ckpttool.mending.losses import Standing, is_whole, standings
+from ckpttool.mending.mark import mark_of
 from ckpttool.mending.naming import MAIN_PICKLE
-from ckpttool.mending.parts import WHOLE
 from ckpttool.mending.skeleton import Skeleton, read_skeleton
 from ckpttool.model.mended import MARK_NAME
 from ckpttool.model.walk import Walk, find_tensors
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
     from ckpttool.mending.plan import Mending
 
 MISSING = ("drop", "zeros", "from")
-# What a whole file of another kind is found to be.
-_OTHER_KIND = "FIL106"
-_FAMILIES = ("FIL", "TRU")
 _MOST_SHOWN = 5
 
 
@@ -73,7 +71,7 @@ def write_mended(
         return None
     if mending.hopeless is not None:
         raise FormatError(f"{mending.path}: nothing can be got back: {mending.hopeless}")
-    _refuse_target(mending, target, force)
+    refuse_output(target, mending.path, force=force)
     if mending.loses and not allow_loss:
         raise RefusedError(_loss_words(mending))
     writer = _Writing(mending, target, missing, source, progress)
@@ -121,15 +119,6 @@ def is_lost_by(standing: dict[str, Standing]) -> Callable[[Any], bool]:
 
 
 # Before anything is written.
-
-
-def _refuse_target(mending: Mending, target: str, force: bool) -> None:
-    if os.path.exists(target) and os.path.samefile(target, mending.path):
-        raise RefusedError(f"{target}: is the damaged file itself, which is never touched")
-    if os.path.isdir(target):
-        raise RefusedError(f"{target}: is a directory")
-    if os.path.lexists(target) and not force:
-        raise RefusedError(f"{target}: exists already, and is overwritten only with --force")
 
 
 def _loss_words(mending: Mending) -> str:
@@ -188,9 +177,7 @@ class _Writing:
                 self.target, self.write, mode=mode, replace=force, check=self.check
             )
         except FileExistsError as error:
-            raise RefusedError(
-                f"{self.target}: exists already, and is overwritten only with --force"
-            ) from error
+            raise already_there(self.target) from error
         except (UnreadableError, RefusedError):
             raise
         except OSError as error:
@@ -216,11 +203,11 @@ class _Writing:
 
     def check(self, temporary: str) -> None:
         """Verifies what was written, before it gets its name."""
-        digest = _Digest(temporary)
-        problems = _problems(temporary)
+        digest = Digest(temporary)
+        found = problems(temporary)
         self.digest = digest.result()
-        if problems:
-            raise WriteError(self.target, f"what was written does not verify: {problems[0]}")
+        if found:
+            raise WriteError(self.target, f"what was written does not verify: {found[0]}")
         known = self.mending.known_sha256
         if known is not None and self.digest != known and not self.mending.loses:
             raise RefusedError(
@@ -242,7 +229,7 @@ class _Writing:
         added = {source.key for source in more}
         old = {key: found for key, found in standing.items() if key not in added}
         sources = [*_sources(mending, tree, old, fills), *more]
-        mark = _mark(mending, self.missing, self.source, self.replaced, dropped)
+        mark = mark_of(mending, self.missing, self.source, self.replaced, dropped)
         order = mending.container.byteorder if mending.container else "little"
         write_checkpoint(
             file,
@@ -357,85 +344,3 @@ def _as_it_stands(mending: Mending, part: Part) -> Content:
     if found is None or found.method != 0:
         raise FormatError(f"record {part.name!r} is lost", record=part.name)
     return contents.of_span(mending.reader, found.start, part.present or found.present)
-
-
-# Checking what was written.
-
-
-def _problems(path: str) -> list[str]:
-    from ckpttool.checks.verify import verify
-
-    report = verify(path)
-    return [
-        f"{finding.id}: {finding.words}"
-        for finding in report.findings
-        if finding.severity is Severity.ERROR
-        and finding.id.startswith(_FAMILIES)
-        and finding.id != _OTHER_KIND
-    ]
-
-
-class _Digest:
-    """The SHA-256 of a file, worked out by a thread while something else reads it, too."""
-
-    def __init__(self, path: str) -> None:
-        from threading import Thread
-
-        self.path = path
-        self.digest = ""
-        self.error: Exception | None = None
-        self.thread = Thread(target=self._run, daemon=True)
-        self.thread.start()
-
-    def _run(self) -> None:
-        from ckpttool.io.checksum import sha256_of
-        from ckpttool.io.reading import FileReader
-
-        try:
-            with FileReader(self.path) as reader:
-                self.digest = sha256_of(reader)
-        except Exception as error:  # raised again where the result is asked for
-            self.error = error
-
-    def result(self) -> str:
-        """64 hexadecimal digits. Raises what went wrong."""
-        self.thread.join()
-        if self.error is not None:
-            raise self.error
-        return self.digest
-
-
-# The mark.
-
-
-def _mark(
-    mending: Mending, missing: str, source: str | None, replaced: list[str], dropped: list[str]
-) -> bytes:
-    import json
-
-    from ckpttool.io.checksum import sha256_of
-
-    records = [record for record in mending.records if record.state != WHOLE]
-    document = {
-        "schema_version": 1,
-        "mended_by": "ckpttool",
-        "source": {
-            "file": os.path.basename(mending.path),
-            "size": mending.size,
-            "sha256": sha256_of(mending.reader),
-        },
-        "proof": mending.proof,
-        "structure": mending.structure,
-        "dangers": mending.dangers,
-        "records": [
-            {"name": record.name, "state": record.state, "proof": record.proof}
-            for record in records
-        ],
-        "lost": [loss._asdict() for loss in mending.losses],
-        "missing": missing,
-        "from": source and os.path.basename(source),
-        "replaced": replaced,
-        "unproven": mending.unproven,
-        "dropped": [*mending.dropped, *(item for item in dropped if item not in mending.dropped)],
-    }
-    return json.dumps(document, indent=1, default=str).encode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from ckpttool.errors import UnreadableError
 from ckpttool.model.names import LOCK_NAME, MANIFEST_NAME, QUARANTINE_NAME
 
 if TYPE_CHECKING:
@@ -14,11 +15,15 @@ if TYPE_CHECKING:
 
 
 class Books(NamedTuple):
-    """`manifest` is None where there is none, `holder` where there is no lock."""
+    """`manifest` is None where there is none, `holder` where there is no lock.
+
+    `quarantine_problem` says why nobody knows which operations there were.
+    """
 
     manifest: Manifest | None = None
     holder: Holder | None = None
     operations: tuple[Recorded, ...] = ()
+    quarantine_problem: str | None = None
 
     def entry(self, name: str) -> Entry | None:
         """What the manifest records of the file `name`, or None."""
@@ -40,5 +45,8 @@ def read_books(directory: CheckpointDirectory) -> Books:
     if QUARANTINE_NAME in names:
         from ckpttool.model.operations import list_operations
 
-        books = books._replace(operations=tuple(list_operations(directory.path)))
+        try:
+            books = books._replace(operations=tuple(list_operations(directory.path)))
+        except UnreadableError as error:
+            books = books._replace(quarantine_problem=error.reason)
     return books

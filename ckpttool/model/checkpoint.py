@@ -219,8 +219,10 @@ class Checkpoint:
             self._look_inside(nested, name)
 
     def _note_unread(self, error: FormatError, name: str | None) -> None:
-        code = "pickle-limit" if isinstance(error, LimitError) else "pickle-malformed"
-        self.anomalies.append(Anomaly(code, name, reason=str(error)))
+        if isinstance(error, LimitError):
+            self.anomalies.append(_limit_passed(error, name))
+        else:
+            self.anomalies.append(Anomaly("pickle-malformed", name, reason=str(error)))
 
     def _look_behind(self, data: bytes, end: int, name: str | None) -> None:
         """What follows STOP, at `end`, is never loaded, and is where scanners stop looking."""
@@ -253,7 +255,7 @@ class Checkpoint:
         try:
             self._find_tensors(values)
         except LimitError as error:
-            self.anomalies.append(Anomaly("pickle-limit", MAIN_PICKLE, reason=str(error)))
+            self.anomalies.append(_limit_passed(error, MAIN_PICKLE))
         self.tensors = TensorMap(values, self.container)
         self.globals = _globals(self._results)
         if self.readable and self.container is not None:
@@ -384,6 +386,10 @@ def _dangerous(results: Iterable[PickleResult]) -> list[str]:
     """Paths of the dangerous globals that the streams name."""
     found = {use.module + "." + use.name for use in _globals(results) if use.trust.rank == 3}
     return sorted(found)
+
+
+def _limit_passed(error: LimitError, name: str | None) -> Anomaly:
+    return Anomaly("pickle-limit", name, reason=str(error), limit=error.limit)
 
 
 def _globals(results: Iterable[PickleResult]) -> list[GlobalUse]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ckpttool.errors import FormatError
 from ckpttool.io.folder import Folder
 from ckpttool.model.names import MANIFEST_NAME, parse_step_file_name
-from ckpttool.model.pointer import read_pointer
+from ckpttool.model.pointer import Pointer, read_pointer
 
 MOST_BYTES = 64 << 20
 
@@ -41,12 +41,14 @@ class Entry(NamedTuple):
 class Manifest(NamedTuple):
     """The last line for each file, by its name, and what could not be read, in words.
 
-    `exists` says whether there is a manifest at all.
+    `exists` says whether there is a manifest at all. `older` are the lines before the last one, for
+    files that have several.
     """
 
     entries: dict[str, Entry]
     problems: list[str]
     exists: bool = True
+    older: dict[str, list[Entry]] = {}  # noqa: RUF012 - never changed
 
 
 def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
@@ -60,6 +62,7 @@ def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
     if data is None:
         return Manifest({}, [], exists=False)
     entries: dict[str, Entry] = {}
+    older: dict[str, list[Entry]] = {}
     problems: list[str] = []
     for number, line in enumerate(data.split(b"\n")[:-1], 1):
         if not line.strip():
@@ -69,8 +72,10 @@ def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
         except FormatError as error:
             problems.append(f"line {number}: {error}")
         else:
+            if entry.file in entries:
+                older.setdefault(entry.file, []).append(entries[entry.file])
             entries[entry.file] = entry
-    return Manifest(entries, problems)
+    return Manifest(entries, problems, older=older)
 
 
 def known_sha256(path: str | os.PathLike[str]) -> str | None:
@@ -88,9 +93,14 @@ def known_sha256(path: str | os.PathLike[str]) -> str | None:
 def pointer_record(directory: str | os.PathLike[str], name: str) -> Entry | None:
     """What the pointer's other keys record of the file `name`; None if it names another file."""
     pointer = read_pointer(directory)
-    if pointer.file != name:
+    return recorded_by(pointer) if pointer.file == name else None
+
+
+def recorded_by(pointer: Pointer) -> Entry | None:
+    """What the pointer's other keys record of the file that it names; None if it names none."""
+    if pointer.file is None:
         return None
-    return _fields({"file": name, "step": pointer.step, **pointer.extra})
+    return _fields({"file": pointer.file, "step": pointer.step, **pointer.extra})
 
 
 def _entry(line: bytes) -> Entry:

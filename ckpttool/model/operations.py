@@ -14,12 +14,13 @@ written when the writer died, and counts as not written.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
 from typing import Any, NamedTuple
 
-from ckpttool.errors import FormatError
+from ckpttool.errors import FormatError, UnreadableError
 from ckpttool.io.folder import Folder
 from ckpttool.model.names import QUARANTINE_NAME
 
@@ -30,6 +31,8 @@ MOST_JOURNAL_BYTES = 256 << 20
 
 _ID = re.compile(r"([0-9]{8}T[0-9]{6}Z)(?:-([0-9]{1,9}))?\Z")
 _OWN_NAMES = frozenset((JOURNAL_NAME, NOTE_NAME))
+# What is said of a journal that is a link, a folder or the like, or larger than any journal is.
+_NO_JOURNAL = frozenset({errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.EFBIG, errno.ENXIO})
 _ENDS = {state: state for state in ("finished", "taking-back", "undone", "purging")}
 
 
@@ -40,7 +43,8 @@ class Recorded(NamedTuple):
     there or back; `prepared`, where it never began to change anything; `purging`, where its files
     are being deleted; `damaged`, where the journal cannot be read, as `problem` says. `plan` are
     the records of its actions. `begun` and `done` are the numbers of those that have the line
-    before them, and the one after, and have not been taken back.
+    before them, and the one after, and have not been taken back. `unchecked` says that the system
+    did not let us look, so that a damaged one may be anything, even half-way.
     """
 
     id: str
@@ -54,6 +58,7 @@ class Recorded(NamedTuple):
     begun: frozenset[int] = frozenset()
     done: frozenset[int] = frozenset()
     problem: str | None = None
+    unchecked: bool = False
 
     @property
     def is_open(self) -> bool:
@@ -82,18 +87,36 @@ def is_id(text: str) -> bool:
 
 
 def list_operations(directory: str | os.PathLike[str]) -> list[Recorded]:
-    """Every operation that is recorded in a directory, oldest first. Raises for nothing it finds.
+    """Every operation that is recorded in a directory, oldest first.
 
-    Folders whose names are no ids are none of ours, and left out; so is a `.quarantine` that is a
-    link. A folder that may not be read is `damaged`.
+    Folders whose names are no ids are none of ours, and left out; so is a `.quarantine` that is no
+    folder, or a link to one (see `not_a_quarantine`). A folder that may not be read is `damaged`.
+    Raises UnreadableError where the directory or its `.quarantine` may not be looked into.
     """
     try:
         with Folder(directory) as home, home.enter(QUARANTINE_NAME) as quarantine:
             ids = sorted(filter(is_id, quarantine.names()), key=id_order)
             found = (_read_operation(quarantine, id) for id in ids)
             return [operation for operation in found if operation is not None]
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
+    except OSError as error:
+        path = os.path.join(os.fspath(directory), QUARANTINE_NAME)
+        raise UnreadableError(path, error.strerror or str(error)) from error
+
+
+def not_a_quarantine(directory: str | os.PathLike[str]) -> str | None:
+    """What stands in the place of `.quarantine` and is no folder, in words; None where nothing is.
+
+    While it is there, nothing can be set aside.
+    """
+    try:
+        mode = os.lstat(os.path.join(os.fspath(directory), QUARANTINE_NAME)).st_mode
+    except OSError:
+        return None
+    if stat.S_ISDIR(mode):
+        return None
+    return "is a link, not a folder" if stat.S_ISLNK(mode) else "is not a folder"
 
 
 def what_is_set_aside(operation: Recorded) -> SetAside:
@@ -117,7 +140,9 @@ def _read_operation(quarantine: Folder, id: str) -> Recorded | None:
             names = set(folder.names())
             data = folder.read(JOURNAL_NAME, MOST_JOURNAL_BYTES) or b""
     except OSError as error:
-        return Recorded(id, path, "damaged", problem=error.strerror or str(error))
+        problem = error.strerror or str(error)
+        unchecked = error.errno not in _NO_JOURNAL
+        return Recorded(id, path, "damaged", problem=problem, unchecked=unchecked)
     lines = data.split(b"\n")[:-1]  # what follows the last line end was never completed
     if not lines and names <= _OWN_NAMES:
         return Recorded(id, path, "prepared")

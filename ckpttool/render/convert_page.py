@@ -48,6 +48,10 @@ def show_exporting(printer: Printer, plan: Exporting, *, allow_loss: bool) -> No
     if renamed:
         printer.heading("names")
         _table(printer, ["was", "is"], renamed)
+    for prefix, taken in plan.stripped.items():
+        if taken < plan.names:
+            off = f"off {taken:,} of {plan.names:,} names" if taken else "off no name: none has it"
+            printer.line(f"--strip-prefix {escape(prefix)} is taken {off}")
     if plan.prefixes:
         options = " ".join(f"--strip-prefix {escape(prefix)}" for prefix in plan.prefixes)
         printer.line(f"names have a wrapper's prefix, which stays; to take it off: {options}")

@@ -76,7 +76,7 @@ def _show_records(printer: Printer, records: list[RecordState]) -> None:
     printer.line(f"records: {counted}" if records else "records: none")
     alike: dict[tuple[str, str], list[str]] = {}
     for record in records:
-        if record.state not in ("whole", "unproven"):
+        if record.state not in ("whole", "unproven") or "doubtful" in record.facts:
             words = record.facts.get("words")
             said = f"{words}; {record.proof}" if words else record.proof
             alike.setdefault((record.state, said), []).append(record.name)

@@ -21,12 +21,19 @@ _MOST_LINES = 20
 
 
 def show_earlier(printer: Printer, repair: Repair, apply: bool) -> None:
-    """The operations that were killed half-way, and what becomes of them."""
+    """What was left of a writer that was killed, and what becomes of it."""
+    if repair.dead_lock is not None:
+        then = "it is cleared" if apply else "--apply clears it"
+        printer.line(escape(f"the lock of {repair.dead_lock.words()} was left: {then}"))
     for operation in repair.earlier:
-        undo = command("undo", repair.path, operation.id)
-        words = f"{operation.verb} {operation.id} was not finished"
         then = "it is finished first" if apply else "--apply finishes it first"
-        printer.line(escape(f"{words}: {then}; `{undo}` takes it back"))
+        if operation.state == "taking-back":
+            words = f"{operation.verb} {operation.id} was taken back in part only: {then}"
+        else:
+            undo = command("undo", repair.path, operation.id)
+            words = f"{operation.verb} {operation.id} was not finished: {then}"
+            words += f"; `{undo}` takes it back"
+        printer.line(escape(words))
 
 
 def show_plan(printer: Printer, plan: RepairPlan) -> None:
@@ -43,7 +50,8 @@ def show_plan(printer: Printer, plan: RepairPlan) -> None:
         printer.line("not mended by this:")
         show_findings(printer, rest)
     if plan.deeds:
-        printer.line(_afterwards(plan))
+        for line in _afterwards(plan).splitlines():
+            printer.line(line)
 
 
 def _show_deed(printer: Printer, number: int, deed: Deed) -> None:
@@ -52,9 +60,12 @@ def _show_deed(printer: Printer, number: int, deed: Deed) -> None:
     for label, lines in (("why", deed.why), ("how", deed.notes)):
         _show_lines(printer, f"{indent}{label}:   ", lines)
     if deed.verb == "set-aside" and deed.mending is not None:
-        _show_lines(printer, f"{indent}rest:  ", (_salvage(deed.path),))
+        _show_lines(
+            printer, f"{indent}or:    ", (f"get what is left of it: {_salvage(deed.path)}",)
+        )
     losses = tuple(printer.colour(escape(line), "error") for line in deed.loses)
-    _show_lines(printer, f"{indent}loses: ", losses or ("nothing",), escaped=True)
+    if losses or deed.verb != "set-aside":  # what that costs is said at the end
+        _show_lines(printer, f"{indent}loses: ", losses or ("nothing",), escaped=True)
 
 
 def _salvage(path: str) -> str:
@@ -85,16 +96,21 @@ def _afterwards(plan: RepairPlan) -> str:
         return "afterwards: no step is valid"
     words = f"afterwards: newest valid step {plan.newest.step} ({escape(plan.newest.name)})"
     moves = any(deed.verb == "point" for deed in plan.deeds)
-    return f"{words}, {POINTER_NAME} {'names it' if moves else 'stays as it is'}"
+    words += f", {POINTER_NAME} {'names it' if moves else 'stays as it is'}"
+    before = plan.goes_back_from
+    return words if before is None else f"{words}\n{_goes_back(before, plan.newest.step)}"
+
+
+def _goes_back(before: int, after: int) -> str:
+    return f"training goes back from step {before} to step {after}"
 
 
 def show_end(printer: Printer, repair: Repair, apply: bool) -> None:
     """What became of the plan, or how to carry it out."""
     plan = repair.plan
     assert plan is not None
-    if not plan.deeds and not repair.finished:
-        errors = any(finding.severity.rank == 2 for finding in plan.look.report.findings)
-        printer.line("nothing that can be repaired here" if errors else "nothing to repair")
+    if not (plan.deeds or repair.earlier or repair.dead_lock):
+        printer.line(_nothing(repair))
     elif not apply:
         words = "nothing was changed; to do it: "
         loss = ["--allow-loss"] if repair.needs_permission else []
@@ -103,10 +119,24 @@ def show_end(printer: Printer, repair: Repair, apply: bool) -> None:
         _show_done(printer, repair)
 
 
+def _nothing(repair: Repair) -> str:
+    """Why nothing is done."""
+    plan = repair.plan
+    assert plan is not None
+    if plan.could_not_check:
+        return "nothing was done, as nobody knows what is in the files that could not be checked"
+    if all(finding.severity.rank < 2 for finding in plan.look.report.findings):
+        return "nothing to repair"
+    why = command("verify", repair.path)
+    return f"nothing that can be repaired here; what would help: {escape(why)}"
+
+
 def _show_done(printer: Printer, repair: Repair) -> None:
     if repair.replanned and repair.plan is not None:
         printer.line("what was mended did not come out valid, so the plan was made anew:")
         show_plan(printer, repair.plan)
+    if repair.cleared:
+        printer.line("cleared the dead writer's lock")
     for operation in repair.finished:
         printer.line(escape(f"finished {operation.verb} {operation.id}"))
     if repair.operation is not None:

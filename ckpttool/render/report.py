@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckpttool.checks.base import plural
+from ckpttool.checks.base import command, plural
 from ckpttool.render.text import escape
 
 if TYPE_CHECKING:
@@ -29,6 +29,18 @@ def show_report(printer: Printer, report: Report) -> None:
         printer.line()
     for line in verdict_lines(report):
         printer.line(line)
+    if one_verb := _one_verb_for_all(report):
+        printer.line(escape(one_verb))
+
+
+def _one_verb_for_all(report: Report) -> str | None:
+    """What to run where several things are to be mended, in several ways."""
+    repair = command("repair", report.path)
+    remedies = {finding.remedy for finding in report.findings if finding.severity.rank > 0}
+    ours = {remedy for remedy in remedies if remedy and remedy.startswith("ckpttool ")}
+    if len(ours) < 2 or not any(remedy.startswith("ckpttool repair ") for remedy in ours):
+        return None
+    return f"all of it at once: {repair}"
 
 
 def show_findings(printer: Printer, findings: list[Finding], indent: str = "  ") -> None:

@@ -22,6 +22,7 @@ from ckpttool.actions.journal.undoable import (
     same,
     text,
 )
+from ckpttool.checks.base import quoted
 from ckpttool.io.folder import plain_name
 
 if TYPE_CHECKING:
@@ -200,8 +201,12 @@ class InstallMended(UndoableAction):
             return None if found else "the original is gone from the folder"
         ours = here is None or same(here, kept) or same(here, made) or _is(self.mended, here)
         if here is None and made is None:
-            ours = False
-        return None if ours else "another file has this name by now"
+            lies = os.path.join(places.aside.path, self.aside)
+            back = f"mv -n -- {quoted(lies)} {quoted(self.path)}"
+            return "the mended file is not there any more" + (
+                f"; by hand: {back}" if kept is not None else ""
+            )
+        return None if ours else "another file has this name by now, or it was written over"
 
     def _look(self, places: Places) -> tuple[Identity | None, Identity | None, Identity | None]:
         """What has the name; the original and the finished file, where they lie in the folder."""

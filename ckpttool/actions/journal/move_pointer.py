@@ -155,10 +155,15 @@ class MovePointer(UndoableAction):
         old = places.home.status(POINTER_NAME)
         mode = None if old is None else stat.S_IMODE(old.st_mode)
         places.aside.write_new(self._fresh, content, mode)
+        self._refuse_moved(places)  # syncing took time, and not every trainer keeps the lock
         if old is None:
             places.aside.move(self._fresh, places.home, POINTER_NAME)
         else:
             places.aside.rename(self._fresh, places.home, POINTER_NAME)
+
+    def _refuse_moved(self, places: Places) -> None:
+        if places.home.read(POINTER_NAME, POINTER_BYTES) not in (self.old, self.new):
+            raise self.refuse("has changed since it was read; run it again")
 
     def _bring_back(self, places: Places) -> None:
         if self.old is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.actions.journal.install_mended import InstallMended
@@ -23,8 +24,10 @@ from ckpttool.actions.journal.undoable import (
     same,
     text,
 )
+from ckpttool.checks.base import quoted
 from ckpttool.errors import FormatError
 from ckpttool.io.folder import plain_name
+from ckpttool.model.names import MANIFEST_NAME
 
 if TYPE_CHECKING:
     from ckpttool.io.durable import Progress
@@ -134,7 +137,9 @@ class SetAside(UndoableAction):
         if there is None:
             return None if self._is_it(look_ahead(places, self.name, ahead)) else "is gone"
         if not self._is_it(there):
-            return f"has changed since it was set aside (in {places.aside.path})"
+            lies = os.path.join(places.aside.path, self.aside)
+            back = f"mv -n -- {quoted(lies)} {quoted(self.path)}"
+            return f"its time or size has changed since it was set aside; by hand: {back}"
         here = look_ahead(places, self.name, ahead)
         ahead[self.name] = there
         if here is None or same(here, there):
@@ -306,12 +311,36 @@ class ChangeMode(UndoableAction):
 
 def _what_is_known(path: str, status: os.stat_result) -> dict[str, Any]:
     """What the note says of a file that is set aside."""
-    from ckpttool.model.manifest import known_sha256
-
     facts = {
         "size": status.st_size,
         "mode": f"{stat.S_IMODE(status.st_mode):04o}",
         "mtime_ns": status.st_mtime_ns,
     }
-    sha256 = known_sha256(path)
+    sha256 = _known_sha256(path)
     return facts if sha256 is None else {**facts, "sha256": sha256}
+
+
+def _known_sha256(path: str) -> str | None:
+    """`model.manifest.known_sha256`, with the manifest read once for all files of an operation."""
+    from ckpttool.model.manifest import pointer_record
+
+    directory, name = os.path.split(path)
+    directory = directory or os.curdir
+    recorded = pointer_record(directory, name)
+    if recorded is not None and recorded.sha256 is not None:
+        return recorded.sha256
+    try:
+        status = os.lstat(os.path.join(directory, MANIFEST_NAME))
+    except OSError:
+        return None
+    stamp = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    return _sha256_by_name(directory, stamp).get(name)
+
+
+@lru_cache(maxsize=1)
+def _sha256_by_name(directory: str, stamp: tuple[int, ...]) -> dict[str, str]:
+    """What the manifest records; `stamp` tells one version of it from another."""
+    from ckpttool.model.manifest import read_manifest
+
+    entries = read_manifest(directory).entries
+    return {name: entry.sha256 for name, entry in entries.items() if entry.sha256 is not None}

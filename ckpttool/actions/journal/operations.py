@@ -21,6 +21,7 @@ from ckpttool.actions.journal.moves import (
     PublishTemporary,
     SetAside,
 )
+from ckpttool.actions.journal.rename_step import RenameStep
 from ckpttool.actions.journal.undoable import (
     BEFORE,
     BETWEEN,
@@ -31,14 +32,22 @@ from ckpttool.actions.journal.undoable import (
 )
 from ckpttool.errors import CkptToolError, FormatError, RefusedError, UnreadableError, WriteError
 from ckpttool.model.names import QUARANTINE_NAME
-from ckpttool.model.operations import Recorded, list_operations
+from ckpttool.model.operations import (
+    Recorded,
+    id_order,
+    list_operations,
+    not_a_quarantine,
+    what_is_set_aside,
+)
 
 if TYPE_CHECKING:
     from ckpttool.io.durable import Progress
 
 KINDS: dict[str, type[UndoableAction]] = {
     action.kind: action
-    for action in (SetAside, PublishTemporary, InstallMended, ChangeMode, MovePointer)
+    for action in (
+        *(SetAside, PublishTemporary, RenameStep, InstallMended, ChangeMode, MovePointer),
+    )
 }
 
 
@@ -46,10 +55,11 @@ class Operation:
     """One operation in a directory: what its journal records, and its actions.
 
     `folder` is where its journal and what it set aside lie. `recorded` has the facts; `state` is
-    one of those of `Recorded`. `actions` is empty where the journal is damaged.
+    one of those of `Recorded`. `actions` is empty where the journal is damaged. `is_stuck`
+    says that it may stand half-way, and that its journal does not tell how to go on.
     """
 
-    __slots__ = ("actions", "directory", "recorded")
+    __slots__ = ("actions", "directory", "is_stuck", "recorded")
 
     def __init__(
         self, directory: str, recorded: Recorded, actions: Sequence[UndoableAction] = ()
@@ -57,6 +67,7 @@ class Operation:
         self.directory = directory
         self.recorded = recorded
         self.actions = list(actions)
+        self.is_stuck = recorded.unchecked
 
     @property
     def id(self) -> str:
@@ -98,14 +109,52 @@ class Operation:
 
 
 def history(directory: str | os.PathLike[str]) -> list[Operation]:
-    """Every operation in a directory, oldest first. Raises nothing for what it finds."""
+    """Every operation in a directory, oldest first. UnreadableError where nobody may look."""
     where = os.fspath(directory)
     return [_operation(where, recorded) for recorded in list_operations(where)]
 
 
 def unfinished(directory: str | os.PathLike[str]) -> list[Operation]:
-    """The operations that stand half-way: each has to be finished or taken back."""
-    return [operation for operation in history(directory) if operation.recorded.is_open]
+    """The operations that stand half-way: each has to be finished or taken back.
+
+    RefusedError where one of them has a journal that does not tell how, or where `.quarantine` is
+    no folder; UnreadableError where nobody may look.
+    """
+    found = history(directory)
+    if words := not_a_quarantine(directory):
+        raise RefusedError(_no_quarantine(os.fspath(directory), words))
+    for operation in found:
+        if operation.recorded.unchecked:
+            raise UnreadableError(operation.folder, str(operation.recorded.problem))
+        if operation.is_stuck:
+            raise RefusedError(f"{operation.id} was left half-way, and {way_on(operation)}")
+    return [operation for operation in found if operation.recorded.is_open]
+
+
+def way_on(operation: Operation) -> str:
+    """What is to be done about an operation whose journal can't be read, in words."""
+    from ckpttool.checks.base import command, few, quoted
+
+    where, folder = operation.directory, operation.folder
+    try:
+        names = what_is_set_aside(operation.recorded).names
+    except OSError:
+        names = []
+    lie = f"{few(names)} in {folder}" if names else f"whatever it set aside in {folder}"
+    back = f"mv -n -- {quoted(os.path.join(folder, names[0] if names else 'FILE'))}"
+    return (
+        f"has no journal that can be read ({operation.recorded.problem}): it left {lie}; "
+        f"move back by hand what is needed, as with `{back} {quoted(where)}/`, then "
+        f"`{command('purge', where, operation.id)}` deletes the rest"
+    )
+
+
+def _no_quarantine(directory: str, words: str) -> str:
+    from ckpttool.checks.base import quoted
+
+    path = os.path.join(directory, QUARANTINE_NAME)
+    move = f"mv -n -- {quoted(path)} {quoted(path + '.old')}"
+    return f"{path}: {words}, so nothing can be set aside: move it away: {move}"
 
 
 def refuse_if_unfinished(directory: str | os.PathLike[str]) -> None:
@@ -203,6 +252,9 @@ def choose(directory: str | os.PathLike[str], id: str | None = None) -> Operatio
         states = ("finished", "unfinished", "taking-back")
         candidates = [one for one in found if one.state in states]
         if not candidates:
+            for operation in reversed(found):
+                if operation.state == "damaged":
+                    _refuse_unless_undoable(operation)
             raise UnreadableError(where, "there is no operation to take back")
         return candidates[-1]
     for operation in found:
@@ -224,15 +276,35 @@ def undo(directory: str | os.PathLike[str], id: str | None = None) -> Operation:
 def obstacles(operation: Operation) -> list[str]:
     """What stands in the way of taking an operation back, in words."""
     found: list[str] = []
+    names: set[str] = set()
     ahead: dict[str, Identity | None] = {}
     try:
         with journal_file.open_folder(operation.directory, operation.id) as (home, _, aside):
             for _, action in _to_take_back(operation):
                 if words := action.obstacle(Places(home, aside), ahead):
                     found.append(f"{action.path}: {words}")
+                    names |= _names_of(action)
     except OSError as error:
         raise in_words(operation.folder, error) from error
-    return found
+    later = _later_with(operation, names) if found else []
+    return [*found, *(f"take back what came later first: {undo}" for undo in later[:1])]
+
+
+def _later_with(operation: Operation, names: set[str]) -> list[str]:
+    """How to take back the operations after this one that changed the same names, newest first."""
+    from ckpttool.checks.base import command
+
+    return [
+        command("undo", operation.directory, one.id)
+        for one in reversed(history(operation.directory))
+        if one.state in ("finished", "unfinished", "taking-back")
+        and id_order(one.id) > id_order(operation.id)
+        and any(names & _names_of(action) for action in one.actions)
+    ]
+
+
+def _names_of(action: UndoableAction) -> set[str]:
+    return {action.name, str(getattr(action, "target", action.name))}
 
 
 def _undo(operation: Operation) -> Operation:
@@ -265,12 +337,14 @@ def _to_take_back(operation: Operation) -> list[tuple[int, UndoableAction]]:
 
 
 def _refuse_unless_undoable(operation: Operation) -> None:
+    if operation.recorded.unchecked:
+        raise UnreadableError(operation.folder, str(operation.recorded.problem))
+    if operation.state == "damaged":
+        raise RefusedError(f"{operation.id} {way_on(operation)}")
     words = {
         "undone": "was taken back already",
         "prepared": "changed nothing, so there is nothing to take back",
         "purging": "cannot be taken back: its files are being deleted",
-        "damaged": f"has no journal that can be read ({operation.recorded.problem}): "
-        f"what it set aside lies in {operation.folder}",
     }
     if operation.state in words:
         raise RefusedError(f"{operation.id} {words[operation.state]}")
@@ -280,7 +354,10 @@ def _operation(directory: str, recorded: Recorded) -> Operation:
     try:
         actions = [_action(directory, recorded, record) for record in recorded.plan]
     except FormatError as error:
-        return Operation(directory, recorded._replace(state="damaged", problem=str(error)))
+        damaged = recorded._replace(state="damaged", problem=str(error))
+        operation = Operation(directory, damaged)
+        operation.is_stuck = recorded.is_open and bool(recorded.begun)
+        return operation
     return Operation(directory, recorded, actions)
 
 

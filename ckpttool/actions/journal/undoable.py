@@ -29,9 +29,9 @@ _KINDS = {stat.S_IFREG: "file", stat.S_IFLNK: "link", stat.S_IFDIR: "directory"}
 class Identity(NamedTuple):
     """What tells a file from another, wherever in its file system it is moved to.
 
-    Sizes are in bytes, times in nanoseconds. A file whose inode number or time came out
-    differently (some file systems make numbers up, or keep times less exactly) is the same as long
-    as the other one and the size agree.
+    Sizes are in bytes, times in nanoseconds. A regular file is the same as long as its size and its
+    time agree, as far as the coarser of the two file systems keeps it: one that was written over in
+    place still has its inode number. Of a link or a folder the number or the time has to agree.
     """
 
     kind: str
@@ -60,7 +60,19 @@ class Identity(NamedTuple):
         """Whether both are the same file."""
         if other is None or (self.kind, self.size) != (other.kind, other.size):
             return False
+        if self.kind == "file":
+            return _is_one_time(self.mtime_ns, other.mtime_ns)
         return self.ino == other.ino or self.mtime_ns == other.mtime_ns
+
+
+# How exactly file systems keep a time, in nanoseconds: NTFS, NFS, and down to FAT.
+_KEPT_NS = (100, 1_000, 1_000_000, 1_000_000_000, 2_000_000_000)
+
+
+def _is_one_time(one: int, other: int) -> bool:
+    """Whether two times are the same, or one is the other as it was kept less exactly."""
+    low, high = min(one, other), max(one, other)
+    return low == high or any(high - high % kept == low for kept in _KEPT_NS)
 
 
 def look_at(folder: Folder, name: str) -> Identity | None:

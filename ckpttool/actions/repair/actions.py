@@ -13,6 +13,7 @@ from ckpttool.actions.journal.moves import (
     PublishTemporary,
     SetAside,
 )
+from ckpttool.actions.journal.rename_step import RenameStep
 from ckpttool.checks.verify import verify_as
 from ckpttool.errors import FormatError, RefusedError, UnreadableError, WriteError
 from ckpttool.model.manifest import read_manifest
@@ -105,6 +106,8 @@ def _action(home: str, deed: Deed, plan: RepairPlan, mended: MendedFiles) -> Und
         return SetAside(home, name, why, deed.status)
     if deed.verb == "publish":
         return PublishTemporary(home, name, _target(deed), why)
+    if deed.verb == "rename":
+        return RenameStep(home, name, _target(deed), why)
     if deed.verb == "mend":
         return _install(home, deed, why, mended)
     if deed.verb == "chmod":

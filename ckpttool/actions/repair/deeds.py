@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 TEMPORARIES = "temporaries"
 MEND = "mend"
 SET_ASIDE = "set-aside"
+RENAME = "rename"
 MODES = "modes"
 POINTER = "pointer"
-KINDS = (TEMPORARIES, MEND, SET_ASIDE, MODES, POINTER)
+KINDS = (TEMPORARIES, MEND, SET_ASIDE, RENAME, MODES, POINTER)
 """What a repair can do, in the order in which it does it."""
 
 
@@ -38,10 +39,11 @@ class Deed:
     """One thing that a repair will do. `kind` is one of KINDS, `verb` says what is done.
 
     `set-aside` moves `path` into quarantine; `publish` gives the temporary `path` the name
-    `target`; `mend` puts a mended copy of `path` in the place of `target`; `chmod` gives it `mode`;
-    `point` writes the pointer. `status` is what `path` was when it was verified. `why` are findings
-    in words, `loses` what is given up by it, `notes` proofs and advice. `mending` is what `mend`
-    carries out, and what could be got back of a file that is set aside.
+    `target`, `rename` the step file `path`; `mend` puts a mended copy of `path` in the place of
+    `target`; `chmod` gives it `mode`; `point` writes the pointer. `status` is what `path` was when
+    it was verified. `why` are findings in words, `loses` what is given up by it, `notes` proofs and
+    advice. `mending` is what `mend` carries out, and what could be got back of a file that is set
+    aside.
     """
 
     __slots__ = (
@@ -118,7 +120,8 @@ class Left(NamedTuple):
 class Kept(NamedTuple):
     """The valid file that a step will have after the repair, under the name `name`.
 
-    `entry` is where its content comes from; `deed` mends or publishes it, None where it stays.
+    `entry` is where its content comes from; `deed` mends, publishes or renames it, None where it
+    stays.
     """
 
     step: int

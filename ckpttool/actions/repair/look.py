@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ckpttool.io.durable import Progress
     from ckpttool.model.directory import CheckpointDirectory, Other, StepFile
 
+_RECORDS = frozenset({"PTR109", "DIR110"})
 _UNCHECKED = frozenset({"unreadable", "changing"})
 
 
@@ -69,6 +70,9 @@ class Entry(NamedTuple):
             link = self.status is not None and stat.S_ISLNK(self.status.st_mode)
             what = f"a link to {os.readlink(self.path)[:200]}" if link else "not a regular file"
             return f"DIR105: it is {what}"
+        if self.state == "not-as-recorded":
+            words = why_not_valid(self.state, [f for f in self.findings if f.id in _RECORDS])
+            return f"{words}: it is not the file that was saved"
         return why_not_valid(self.state, self.findings)
 
     def ids(self) -> list[str]:
@@ -107,7 +111,8 @@ def look(path: str, progress: Progress | None = None) -> Look:
     before = {file.name: _status(file.path) for file in directory.steps}
     leftovers = [_leftover(other, progress) for other in directory.others if other.temporary]
     report = verify(path, progress=progress)
-    files = [_entry(file, report, before[file.name]) for file in directory.steps]
+    pointed = directory.pointer.file
+    files = [_entry(file, report, before[file.name], pointed) for file in directory.steps]
     return Look(directory, report, files, leftovers)
 
 
@@ -146,10 +151,14 @@ def _marks(status: os.stat_result | None) -> tuple[int, ...] | None:
     return status.st_ino, status.st_size, status.st_mtime_ns, status.st_mode
 
 
-def _entry(file: StepFile, report: Report, status: os.stat_result | None) -> Entry:
+def _entry(
+    file: StepFile, report: Report, status: os.stat_result | None, pointed: str | None
+) -> Entry:
     verdict = next((one for one in report.files if one.name == file.name), None)
     state = "changing" if verdict is None else verdict.state
     found = [finding for finding in report.findings if finding.place.path == file.path]
+    if state == "not-as-recorded" and file.name == pointed:
+        found += [finding for finding in report.findings if finding.id == "PTR109"]
     return Entry(file.path, file.name, file.name, file.step, state, found, status)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ckpttool.actions.repair.deeds import (
     KINDS,
     MEND,
+    RENAME,
     SET_ASIDE,
     TEMPORARIES,
     Deed,
@@ -15,6 +16,7 @@ from ckpttool.actions.repair.deeds import (
     Left,
     Options,
 )
+from ckpttool.actions.repair.misnamed import with_renames
 from ckpttool.actions.repair.modes import plan_modes
 from ckpttool.actions.repair.pointer import Aim, plan_pointer
 from ckpttool.actions.repair.steps import Settled, settle
@@ -36,15 +38,28 @@ class RepairPlan:
 
     `kept` are the files that are valid afterwards, ascending, `newest` the last of them, `aim` what
     the pointer will be made to say (None where it stays). `unknown` are the steps that could not be
-    checked.
+    checked. `source` is the file from which lost tensors are taken. `finishing` are the ids of the
+    operations that are finished before anything of this is done.
     """
 
-    __slots__ = ("aim", "deeds", "kept", "left", "look", "newest", "options", "source", "unknown")
+    __slots__ = (
+        "aim",
+        "deeds",
+        "finishing",
+        "kept",
+        "left",
+        "look",
+        "newest",
+        "options",
+        "source",
+        "unknown",
+    )
 
-    def __init__(self, look: Look, options: Options, source: str | None) -> None:
+    def __init__(self, look: Look, options: Options) -> None:
         self.look = look
         self.options = options
-        self.source = source
+        self.source: str | None = None
+        self.finishing: frozenset[str] = frozenset()
         self.deeds: list[Deed] = []
         self.left: list[Left] = []
         self.kept: list[Kept] = []
@@ -70,14 +85,35 @@ class RepairPlan:
         if self.newest is not None:
             told.add(self.look.directory.pointer.path)
         of_directory = {"DIR106", "DIR109"} if self.deeds or self.left else set()
-        of_directory.add(OperationHalfDone.id)  # which is finished before anything is planned
         return [
             finding
             for finding in self.look.report.findings
             if finding.severity.value == "error"
             and finding.place.path not in told
             and finding.id not in of_directory
+            and not self._is_finished(finding)
         ]
+
+    def _is_finished(self, finding: Finding) -> bool:
+        half_done = finding.id == OperationHalfDone.id
+        return half_done and finding.facts.get("operation") in self.finishing
+
+    @property
+    def goes_back_from(self) -> int | None:
+        """The step that was the newest by name, where the newest valid one will be before it."""
+        if self.newest is None or not self.deeds or self.newest.step < max(self.unknown, default=0):
+            return None
+        pointer = self.look.directory.pointer
+        named = [file.step for file in self.look.files if file.state != "wrong-step"]
+        if pointer.state in ("ok", "dangling") and pointer.file_step is not None:
+            named.append(pointer.file_step)
+        highest = max(named, default=0)
+        return highest if highest > self.newest.step else None
+
+    @property
+    def could_not_check(self) -> bool:
+        """Whether something stays because nobody could look at it."""
+        return any(left.unchecked for left in self.left)
 
     def as_dict(self) -> dict[str, Any]:
         """The plan as plain data."""
@@ -88,6 +124,7 @@ class RepairPlan:
             "left": [left.as_dict() for left in self.left],
             "loses_data": self.loses,
             "newest_valid_after": None if newest is None else newest.step,
+            "goes_back_from": self.goes_back_from,
             "pointer_before": pointer.as_dict(),
             "pointer_after": self.aim and {"step": self.aim.step, "file": self.aim.file},
         }
@@ -171,12 +208,15 @@ def _step_in(mending: Mending) -> object:
 
 def decide(look: Look, options: Options, mender: Mender) -> RepairPlan:
     """Decides what to do. Raises RefusedError where the step to take tensors from is not there."""
-    plan = RepairPlan(look, options, _source(look, options))
+    plan = RepairPlan(look, options)
     settled = _settle_all(look, options, mender)
+    if {RENAME, SET_ASIDE} <= options.only:  # a name may have to be freed first
+        settled = with_renames(look, settled)
     if MEND in options.only and not any(one.kept or one.unknown for one in settled):
         settled = _with_last_resort(look, options, mender, settled)
     plan.kept = [one.kept for one in settled if one.kept is not None]
-    plan.unknown = [one.step for one in settled if one.unknown]
+    plan.kept.sort(key=lambda kept: kept.step)
+    plan.unknown = sorted(one.step for one in settled if one.unknown)
     plan.newest = plan.kept[-1] if plan.kept else None
     deeds, plan.left = _of_steps(settled, withhold=plan.newest is None)
     more, left = _of_other_leftovers(look)
@@ -191,6 +231,8 @@ def decide(look: Look, options: Options, mender: Mender) -> RepairPlan:
     plan.aim = pointer.aim
     chosen = [deed for deed in deeds if deed.kind in options.only]
     plan.deeds = sorted(chosen, key=lambda deed: KINDS.index(deed.kind))
+    if plan.loses:  # else nothing is taken from anywhere
+        plan.source = _source(look, options)
     return plan
 
 
@@ -261,6 +303,8 @@ def _of_steps(settled: list[Settled], *, withhold: bool) -> tuple[list[Deed], li
 
 def _stays(deed: Deed) -> str:
     advice = f" ({'; '.join(deed.notes)})" if deed.notes and deed.kind == SET_ASIDE else ""
+    if any(why.startswith("TRU") for why in deed.why):
+        advice += "; it is dangerous, so let nothing load it, not even by the pointer"
     return f"{'; '.join(deed.why)}; {_STAYS}{advice}"
 
 

@@ -17,6 +17,7 @@ from ckpttool.checks.base import command
 from ckpttool.checks.verify import Report, verify
 from ckpttool.errors import RefusedError, UnreadableError
 from ckpttool.io.lock import WriterLock, refuse_if_held
+from ckpttool.io.lock_holder import read_holder
 
 if TYPE_CHECKING:
     from ckpttool.actions.journal.operations import Operation
@@ -32,11 +33,13 @@ class Repair:
     `earlier` are the operations that were found half-way, `plan` is what is to be done,
     `operation` what was done, `after` the report of the second look. `replanned` says that a file
     which was to be mended turned out not to be valid then, so that the plan is another one than
-    `make_plan` gave.
+    `make_plan` gave. `dead_lock` is the lock that a dead writer left, `cleared` that it is gone.
     """
 
     __slots__ = (
         "after",
+        "cleared",
+        "dead_lock",
         "earlier",
         "finished",
         "operation",
@@ -55,6 +58,9 @@ class Repair:
         self.path = path
         self.options = options
         self.earlier = unfinished(path)
+        holder = read_holder(path)
+        self.dead_lock = None if holder is None or holder.is_held else holder
+        self.cleared = False
         self.finished: list[Operation] = []
         self.plan: RepairPlan | None = None
         self.operation: Operation | None = None
@@ -62,16 +68,23 @@ class Repair:
         self.replanned = False
 
     def finish_earlier(self, progress: Progress | None = None) -> None:
-        """Finishes the operations that were killed half-way, in the direction they were going."""
-        if not self.earlier:
+        """Clears the lock of a dead writer, and finishes the operations that were killed half-way.
+
+        Each is finished in the direction in which it was going.
+        """
+        if not self.earlier and self.dead_lock is None:
             return
         with WriterLock.acquire(self.path, program=PROGRAM) as lock:
             for operation in self.earlier:
+                taking_back = operation.state == "taking-back"
                 try:
                     self.finished.append(finish(operation, lock.keeping(progress)))
                 except RefusedError as error:
+                    if taking_back:
+                        raise
                     undo = command("undo", self.path, operation.id)
                     raise RefusedError(f"{error} (`{undo}` may take it back)") from error
+        self.cleared = self.dead_lock is not None
 
     def make_plan(self, progress: Progress | None = None) -> RepairPlan:
         """Verifies the directory and decides. Nothing is changed."""
@@ -81,6 +94,7 @@ class Repair:
             self.plan = decide(seen, self.options, mender)
         finally:
             mender.close(but=self.plan)
+        self.plan.finishing = frozenset(operation.id for operation in self.earlier)
         return self.plan
 
     @property
@@ -159,6 +173,7 @@ class Repair:
             "path": self.path,
             "unfinished": [operation.as_dict() for operation in self.earlier],
             "finished": [operation.id for operation in self.finished],
+            "dead_lock_cleared": self.cleared,
             **self.plan.as_dict(),
             "needs_allow_loss": self.needs_permission,
             "replanned": self.replanned,

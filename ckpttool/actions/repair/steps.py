@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool.actions.repair.deeds import MEND, SET_ASIDE, TEMPORARIES, Deed, Kept, Left, set_aside
-from ckpttool.checks.base import few, plural
+from ckpttool.checks.base import command, few, plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,7 +64,13 @@ def settle(
 
 
 def _unchecked(entry: Entry) -> Left:
-    return Left(entry.path, f"could not be checked, so it stays: {entry.why()}", unchecked=True)
+    words = f"could not be checked, so it stays: {entry.why()}"
+    if any(finding.id == "FIL124" for finding in entry.findings):
+        words += "; to do without it, move it away by hand"
+        if entry.name == entry.target:
+            home = os.path.dirname(entry.path) or os.curdir
+            words += f", or go back to an earlier step: {command('rollback', home)} --to STEP"
+    return Left(entry.path, words, unchecked=True)
 
 
 def _dead(leftovers: list[Leftover]) -> tuple[list[Entry], list[Left]]:
@@ -169,9 +176,6 @@ def _aside(
         if entry.can_be_mended and kept is None and MEND in options.only:
             aside.mending = mender(entry)
             aside.notes = tuple(_what_is_left(entry, aside.mending))
-        elif entry.state == "wrong-step":
-            remedies = (f.remedy for f in entry.findings if f.id == "SCH102")
-            aside.notes = tuple(f"or instead: {remedy}" for remedy in remedies)
         deeds.append(aside)
     for entry in temporaries:
         if kept is None or kept.entry is not entry:

@@ -1,4 +1,4 @@
-"""DIR110 to DIR114: the manifest, the lock and half-done operations, against what is there."""
+"""DIR110 to DIR115: the manifest, the lock and half-done operations, against what is there."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_dir110_finds_a_bit_that_no_checksum_covers(run: Path) -> None:
     data[at] ^= 1
     put(run, 4, bytes(data))
     report = verify(run)
-    assert report.files[1].state == "valid"
+    assert report.files[1].state == "not-as-recorded"
     assert the_finding(run, "DIR110").words == "the manifest records another SHA-256 than it has"
 
 
@@ -215,6 +215,30 @@ def test_dir113_an_operation_that_was_left_half_way(run: Path) -> None:
 def test_dir113_is_silent_about_what_was_finished(run: Path) -> None:
     carry_out(run, "rollback", [SetAside(run, "latest.json", "")])
     assert "DIR113" not in ids(run)
+
+
+def test_dir115_a_journal_that_cannot_be_read(run: Path) -> None:
+    folder = run / ".quarantine" / "20200101T000000Z"
+    folder.mkdir(parents=True)
+    assert "DIR115" not in ids(run)  # it never got as far as a journal
+    (folder / name(2)).write_bytes(b"")
+    for content in (b"", b"\x00\xff", b'{"schema": 99}\n'):
+        (folder / "journal.jsonl").write_bytes(content)
+        finding = the_finding(run, "DIR115")
+        assert finding.severity is Severity.WARNING
+        assert finding.place.path == str(folder)
+        assert str(finding.remedy).startswith("move back by hand what is needed; then: ckpttool p")
+
+
+def test_dir115_a_quarantine_that_is_no_folder(run: Path) -> None:
+    path = run / ".quarantine"
+    path.write_bytes(b"")
+    finding = the_finding(run, "DIR115")
+    assert finding.words == "is not a folder, so nothing can be set aside"
+    assert str(finding.remedy).startswith("mv -n -- ")
+    path.unlink()
+    path.symlink_to(run.parent)
+    assert the_finding(run, "DIR115").words.startswith("is a link, not a folder")
 
 
 def test_dir114_lines_that_cannot_be_read(run: Path) -> None:

@@ -72,11 +72,11 @@ def cut(path: Path) -> None:
 
 
 def write_unchecked(directory: Path, step: int) -> Path:
-    """A step file that no reader within its limits can judge: lists, 20,000 deep."""
+    """A step file that no reader within its limits can judge: an integer of 2,000 bytes."""
     path = directory / f"step_{step:012d}.pt"
     with zipfile.ZipFile(path, "w") as archive:
-        deep = b"\x80\x02" + b"]" * 20_000 + b"a" * 19_999 + b"."
-        archive.writestr("archive/data.pkl", deep)
+        long = b"\x80\x02\x8b" + (2000).to_bytes(4, "little") + b"\x01" * 2000 + b"."
+        archive.writestr("archive/data.pkl", long)
         archive.writestr("archive/byteorder", "little")
         archive.writestr("archive/version", "3\n")
     return path

@@ -66,3 +66,11 @@ def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
     done = ckpttool("export", NANOGPT, "-o", tmp_path / "new", "--dry-run")
     assert done.returncode == 0
     assert names(tmp_path) == []
+
+
+def test_a_prefix_that_not_all_names_have_is_said(tmp_path: Path) -> None:
+    options = ["--strip-prefix", "nope.", "--strip-prefix", "_orig_mod.emb."]
+    done = ckpttool("export", NANOGPT, "-o", tmp_path / "new", *options)
+    assert done.returncode == 0, done.stderr
+    assert "--strip-prefix nope. is taken off no name: none has it" in done.stdout
+    assert "--strip-prefix _orig_mod.emb. is taken off 1 of 13 names" in done.stdout

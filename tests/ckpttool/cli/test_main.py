@@ -11,8 +11,9 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from ckpttool.cli.main import VERBS
+from ckpttool.cli.main import VERBS, main
 from tests.ckpttool.cli.support import ROOT, asked_on_a_terminal, ckpttool, make_run, write_step
 
 
@@ -251,3 +252,36 @@ def test_completion() -> None:
     ids = complete("ckpttool", "explain", "PTR")
     assert len(ids) > 3
     assert all(line.startswith("plain,PTR") for line in ids)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["verify", "--nope"], ["prune"], ["verify", ""], ["inspect", "a", "b", "c"]]
+)
+def test_wrong_usage_is_a_document_too(arguments: list[str]) -> None:
+    done = ckpttool(*arguments, "--json")
+    assert done.returncode == 2
+    document = json.loads(done.stdout)
+    assert document["exit_code"] == 2
+    assert document["error"]["message"] in done.stderr
+    assert ckpttool(*arguments).stdout == ""
+
+
+def test_an_interrupt_is_a_document_too(tmp_path: Path) -> None:
+    script = (
+        "import ckpttool.actions.newest as n, ckpttool.cli.main as m\n"
+        "def stop(*_, **__): raise KeyboardInterrupt\n"
+        "n.find_newest_valid = stop\n"
+        f"m.main(['latest', {str(tmp_path)!r}, '--json'])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 130
+    document = json.loads(done.stdout)
+    assert (document["exit_code"], document["error"]["message"]) == (130, "interrupted")
+
+
+def test_a_verb_leaves_the_callers_signal_handlers_as_they_were(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    source = Path(__file__).parents[3] / "fixtures" / "healthy" / "step_000000000006.pt"
+    done = CliRunner().invoke(main, ["slim", str(source), "-o", str(tmp_path / "out.pt")])
+    assert done.exit_code == 0, done.output
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -117,6 +117,13 @@ def test_an_unreadable_path(tmp_path: Path) -> None:
         ["-o", "x", "--sha256", "12"],
         ["-o", "x", "--burst", "data/0"],
         ["-o", "x", "--burst", "data/0@3:33"],
+        ["-o", "x", "--burst", "nope@1"],
+        ["-o", "x", "--burst", "archive/data/0@1"],
+        ["-o", "x", "--burst", "data/0@99999999"],
+        ["-o", "x", "--bit-odds", "nan"],
+        ["-o", "x", "--bit-odds", "inf"],
+        ["-o", "x", "--bit-odds", "0"],
+        ["-o", "x", "--bit-odds", "1.5"],
         ["-o", "x", "--bit-odds", "2"],
         ["-o", "x", "--missing", "nan"],
     ],
@@ -218,3 +225,44 @@ def test_names_from_a_file_cannot_move_the_cursor(tmp_path: Path, fixtures: Path
     damaged.write_bytes(corrupt.drop_end_record(path.read_bytes()))
     done = ckpttool("mend", damaged, "-o", tmp_path / "out.pt", "--allow-loss")
     assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_a_burst_that_always_fits_is_not_called_proven(tmp_path: Path, healthy: bytes) -> None:
+    """Two bytes are damaged; 32 bits elsewhere give the record its checksum, and are wrong."""
+    start = corrupt.content_range(healthy, "data/1").start
+    path, out = tmp_path / "burst.pt", tmp_path / "out.pt"
+    path.write_bytes(corrupt.put_bytes(healthy, start + 8, b"\x5a\xa5"))
+    refused = ckpttool("mend", path, "-o", out, "--burst", "data/1@16:32")
+    assert refused.returncode == 4
+    assert "100 % of cases" in refused.stdout
+    assert not out.exists()
+    done = ckpttool("mend", path, "-o", out, "--burst", "data/1@16:32", "--bit-odds", "1")
+    assert done.returncode == 0, done.stderr
+    assert "fits, unproven, by odds of 100 %" in done.stdout
+    assert "there, but not proven: 1 tensor" in done.stdout
+    assert "byte for byte" not in done.stdout
+    document = ckpttool_json(
+        "mend", path, "--dry-run", "--burst", "data/1@16:32", "--bit-odds", "1"
+    )
+    assert not document["lossless"]
+    assert not document["exact"]
+
+
+def test_a_wrong_recorded_sha256_is_said_before_anything_is_claimed(damaged: Path) -> None:
+    out = damaged.parent / "out.pt"
+    for where in (["-o", out], ["--dry-run"]):
+        done = ckpttool("mend", damaged, *where, "--sha256", "0" * 64)
+        assert done.returncode == 4
+        assert "would not have the SHA-256 that is recorded" in done.stdout
+        assert "byte for byte" not in done.stdout
+    assert not out.exists()
+
+
+def test_an_archive_without_its_pickle(tmp_path: Path, healthy: bytes) -> None:
+    path, out = tmp_path / "headless.pt", tmp_path / "out.pt"
+    path.write_bytes(healthy[corrupt.header_offset(healthy, "data/0") : -22])
+    for more in ([], ["--allow-loss"]):
+        done = ckpttool("mend", path, "-o", out, *more)
+        assert done.returncode == 1
+        assert "data.pkl" in done.stdout
+        assert not out.exists()

@@ -14,6 +14,7 @@ import pytest
 
 from ckpttool.io.lock import WriterLock
 from tests.ckpttool.cli.support import (
+    ROOT,
     ckpttool,
     ckpttool_json,
     cut,
@@ -206,8 +207,11 @@ def test_a_directory_without_steps(tmp_path: Path) -> None:
 
 
 def test_a_step_that_is_not_there_gives_nothing(run: Path) -> None:
-    for step in STEPS:
-        cut(run / step)
+    from tests import corrupt
+    from tests.ckpttool.checks.builders import put, step_bytes
+
+    for step in (2, 4, 6):
+        put(run, step, corrupt.keep_first(step_bytes(step), 8000))
     options = ["--allow-loss", "--from", "5", "--apply"]
     done = ckpttool("repair", run, *options)
     assert done.returncode == 4
@@ -380,7 +384,7 @@ def test_how_to_get_at_the_rest_of_a_file_that_is_set_aside(tmp_path: Path) -> N
     command = "ckpttool mend {} -o OUT.pt --allow-loss"
     shown = ckpttool("repair", run).stdout
     assert "tensors damaged: optimizer.state" in shown
-    assert "rest:  " + command.format(run / STEPS[1]) in shown
+    assert "or:    get what is left of it: " + command.format(run / STEPS[1]) in shown
     done = ckpttool("repair", run, "--apply").stdout
     (folder,) = (run / ".quarantine").iterdir()
     assert "to get the rest of it: " + command.format(folder / STEPS[1]) in done
@@ -388,3 +392,72 @@ def test_how_to_get_at_the_rest_of_a_file_that_is_set_aside(tmp_path: Path) -> N
     mended = ckpttool("mend", folder / STEPS[1], "-o", tmp_path / "out.pt", "--allow-loss")
     assert mended.returncode in (0, 1)
     assert (tmp_path / "out.pt").exists()
+
+
+# ---- what a plan costs, and what is left of others
+
+
+def test_how_far_training_goes_back_is_said_once_at_the_end(run: Path) -> None:
+    cut(run / STEPS[2])
+    done = ckpttool("repair", run)
+    assert done.stdout.count("training goes back from step 6 to step 4\n") == 1
+    lines = done.stdout.splitlines()
+    assert lines[-2] == "training goes back from step 6 to step 4"
+    assert ckpttool_json("repair", run, code=1)["goes_back_from"] == 6
+
+
+def test_a_misnamed_file_is_renamed_and_comes_back(run: Path) -> None:
+    (run / STEPS[2]).rename(run / "step_000000000007.pt")
+    (run / STEPS[0]).rename(run / STEPS[2])
+    before = snapshot(run)
+    done = ckpttool("repair", run, "--apply")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "2. rename step_000000000007.pt to step_000000000006.pt" in done.stdout
+    assert names(run) == [".quarantine", "latest.json", *STEPS]
+    assert "newest valid step: 6" in done.stdout
+    assert ckpttool("undo", run).returncode == 0
+    shutil.rmtree(run / ".quarantine")
+    assert snapshot(run) == before
+
+
+def test_a_temporary_that_could_not_be_checked_ends_in_3(run: Path) -> None:
+    path = write_unchecked(run, 8)
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    path.rename(run / f".{path.name}.tmp-{process.pid}")
+    for arguments in ([run], [run, "--apply"]):
+        done = ckpttool("repair", *arguments)
+        assert done.returncode == 3
+        assert "could not be checked, so it stays" in done.stdout
+        assert "nothing to repair" not in done.stdout
+
+
+def test_a_dead_writers_lock_is_cleared_though_nothing_else_is_wrong(run: Path) -> None:
+    script = "import sys; from ckpttool.io.lock import WriterLock as W; "
+    script += "W.acquire(sys.argv[1], program='trainer'); import os; os._exit(1)"
+    subprocess.run([sys.executable, "-c", script, str(run)], cwd=ROOT)
+    assert (run / ".writer.lock").exists()
+    done = ckpttool("repair", run)
+    assert f"nothing was changed; to do it: ckpttool repair {run} --apply" in done.stdout
+    assert (run / ".writer.lock").exists()
+    done = ckpttool("repair", run, "--apply")
+    assert (done.returncode, "cleared the dead writer's lock" in done.stdout) == (0, True)
+    assert names(run) == ["latest.json", *STEPS]
+    assert "DIR112" not in ckpttool("verify", run).stdout
+
+
+def test_the_source_of_losses_may_be_gone_where_nothing_is_lost(run: Path) -> None:
+    done = ckpttool("repair", run, "--allow-loss", "--from", "3", "--apply")
+    assert (done.returncode, done.stdout) == (0, "nothing to repair\n")
+
+
+def test_a_swapped_file_is_not_blessed(run: Path) -> None:
+    """It is whole, but the pointer's record says that another file was saved."""
+    pointer = {"step": 6, "file": STEPS[2], "size": (run / STEPS[2]).stat().st_size}
+    (run / "latest.json").write_text(json.dumps({**pointer, "sha256": "0" * 64}))
+    assert ckpttool("latest", run).stdout == f"{run}/{STEPS[1]}\n"
+    assert ckpttool("verify", run).returncode == 1
+    done = ckpttool("repair", run, "--apply")
+    assert done.returncode == 0
+    assert pointer_of(run)["step"] == 4
+    assert names(run) == [".quarantine", "latest.json", *STEPS[:2]]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 
 from ckpttool.io.lock import LOCK_NAME, WriterLock
 from tests.ckpttool.cli.support import (
+    ROOT,
     asked_on_a_terminal,
     ckpttool,
     ckpttool_json,
@@ -210,8 +213,42 @@ def test_purge_leaves_what_nobody_can_read(run: Path) -> None:
     done = ckpttool("purge", run, "--yes")
     assert done.returncode == 0
     assert "has no journal that can be read" in done.stdout
-    assert ckpttool("purge", run, folder.name, "--yes").returncode == 4
     assert (folder / STEPS[1]).exists()
+    shown = ckpttool("history", run).stdout
+    assert f"{folder.name} has no journal that can be read (it has no journal): it left" in shown
+    assert "deletes that for good" not in shown
+    assert "DIR115" in ckpttool("verify", run).stdout
+    assert ckpttool("verify", run, "--strict").returncode == 1
+    done = ckpttool("undo", run)
+    assert done.returncode == 4
+    assert f"mv -n -- {folder}/{STEPS[1]} {run}/" in done.stderr
+    assert ckpttool("purge", run, folder.name).returncode == 4
+    assert ckpttool("purge", run, folder.name, "--yes").returncode == 0
+    assert ".quarantine" not in names(run)
+
+
+@pytest.mark.parametrize("closed", [".quarantine", "."])
+def test_what_may_not_be_looked_into_is_not_empty(run: Path, closed: str) -> None:
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("needs root and setpriv")
+    ckpttool("rollback", run, "--to", "2")
+    for path in (run, *run.rglob("*")):
+        os.chown(path, 65534, 65534)
+    for parent in run.parents:
+        if parent.stat().st_uid == 0 and parent.is_relative_to("/tmp"):
+            parent.chmod(parent.stat().st_mode | 0o005)
+    (run / closed).chmod(0)
+    drop = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+    probe = subprocess.run([*drop, sys.executable, "-c", "import ckpttool"], cwd=ROOT, check=False)
+    if probe.returncode != 0:
+        pytest.skip("an ordinary user cannot start this Python")
+    verbs = [["verify"], ["history"], ["undo"], ["purge", "--yes"], ["repair", "--apply"]]
+    for verb, *options in verbs:
+        words = [*drop, sys.executable, "-m", "ckpttool", verb, str(run), *options]
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 3, (verb, done)
+        assert "Permission denied" in done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
 
 
 def test_a_purge_that_was_killed_can_only_be_purged(run: Path) -> None:

@@ -117,9 +117,56 @@ def test_fix_pointer_on_a_full_disk(tmp_path: Path) -> None:
     script = f"ulimit -f 0; exec {sys.executable} -m ckpttool fix-pointer {tmp_path}"
     done = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 3
-    assert "latest.json: cannot write: File too large" in done.stderr
+    assert ".writer.lock: cannot write: File too large" in done.stderr
     assert done.stderr.count("\n") == 1
     assert snapshot(tmp_path) == before
+
+
+def test_a_pointer_that_a_trainer_moved_meanwhile_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It moves between the plan and the write; then, while the new pointer is being synced."""
+    from ckpttool.actions.fix_pointer import plan_fix_pointer
+    from ckpttool.errors import RefusedError
+
+    make_run(tmp_path, 2, 4, pointer=2)
+    fix = plan_fix_pointer(str(tmp_path))
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        real(descriptor)
+        if pointer_of(tmp_path)["step"] == 2:
+            make_run(tmp_path, 8)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(RefusedError, match="has changed since it was read"):
+        fix.plan.apply()
+    assert pointer_of(tmp_path)["step"] == 8
+    assert not list(tmp_path.glob(".*tmp*"))
+
+
+@pytest.mark.parametrize("verb", [[FIX], ["prune", "--keep-last", "1", "--yes"]])
+def test_the_lock_is_taken_for_the_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: list[str]
+) -> None:
+    from ckpttool.cli.main import main
+    from ckpttool.io import durable
+    from ckpttool.io.lock import read_holder
+
+    make_run(tmp_path, 2, 4, pointer=4 if verb[0] == "prune" else 2)
+    holders = []
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        holders.append(read_holder(tmp_path))
+        real(descriptor)
+
+    monkeypatch.setattr(durable.os, "fsync", fsync)
+    with pytest.raises(SystemExit) as ended:
+        main([verb[0], str(tmp_path), *verb[1:]])
+    assert ended.value.code == 0
+    assert f"ckpttool {verb[0]}" in {holder.program for holder in holders if holder}
+    assert read_holder(tmp_path) is None
 
 
 # copy
@@ -179,6 +226,42 @@ def test_copy_that_is_terminated(tmp_path: Path) -> None:
 
 
 # prune
+
+
+def test_no_verb_lists_the_directory_once_for_each_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the time of a verb over thousands of steps hangs on, damaged ones too."""
+    from ckpttool.actions.prune import plan_prune
+
+    make_run(tmp_path, *range(1, 41))
+    for step in range(1, 21):
+        cut(tmp_path / f"step_{step:012d}.pt")
+    looked_at = 0
+    real = os.scandir
+
+    class Counted:
+        def __init__(self, path: str) -> None:
+            self.entries = real(path)
+
+        def __enter__(self) -> Counted:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.entries.close()
+
+        def __iter__(self) -> Counted:
+            return self
+
+        def __next__(self) -> os.DirEntry[str]:
+            nonlocal looked_at
+            looked_at += 1
+            return next(self.entries)
+
+    monkeypatch.setattr(os, "scandir", Counted)
+    plan = plan_prune(str(tmp_path), keep_last=3)
+    assert len(plan.deletions) == 17
+    assert looked_at < 41 + 1 + 20 * 4
 
 
 def test_prune_needs_a_yes(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 import pytest
 
 from ckpttool.converting import checked
-from ckpttool.converting.checked import open_verified, publish, refuse_target
+from ckpttool.converting.checked import open_verified, publish
 from ckpttool.converting.harden import plan_harden
 from ckpttool.errors import RefusedError, UnreadableError, WriteError
 from tests.corrupt import flip_bit
@@ -56,21 +56,6 @@ def test_what_is_no_checkpoint_is_called_what_it_is(tmp_path: Path) -> None:
 def test_what_cannot_be_checked_is_not_converted(fixtures: Path) -> None:
     with pytest.raises(UnreadableError, match="could not be checked"):
         open_verified(str(fixtures / "hostile-files" / "nested.pt"))
-
-
-def test_targets_that_must_not_be_written(source: Path, tmp_path: Path) -> None:
-    (tmp_path / "there").write_text("mine")
-    (tmp_path / "link").symlink_to(source)
-    os.link(source, tmp_path / "twin")
-    for out, why in (
-        (source, "the very file"), (tmp_path / "link", "the very file"), (tmp_path / "twin", "the very file"),
-        (tmp_path, "is a directory"), (tmp_path / "there", "only with --force"),
-    ):  # fmt: skip
-        with pytest.raises(RefusedError, match=why):
-            refuse_target(str(source), str(out), force=why != "only with --force")
-    refuse_target(str(source), str(tmp_path / "there"), force=True)
-    with pytest.raises(WriteError, match="is not a directory"):
-        refuse_target(str(source), str(tmp_path / "no" / "where.pt"), force=False)
 
 
 def test_a_target_that_proves_wrong_never_gets_its_name(tmp_path: Path) -> None:

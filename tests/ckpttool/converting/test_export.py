@@ -146,9 +146,27 @@ def test_another_view_of_what_is_kept_is_never_dropped_in_silence(tmp_path: Path
         plan.write(str(tmp_path / "new"), allow_loss=True)
     found = header(tmp_path / "new")
     assert found.pop("__metadata__") == {
-        "format": "pt", "step": "transpose", "alias2": "alias1", "v1": "alias1", "v2": "alias1", "v3": "alias1",
-    }  # fmt: skip
+        "format": "pt",
+        "alias2": "alias1",
+    }  # others have not the values of what is kept
     assert not {"step", "v1"} & set(found)
+
+
+@pytest.mark.parametrize("order", [("a", "format", "z"), ("z", "format", "a")])
+def test_a_tied_tensor_called_format_is_kept(order: tuple[str, ...], tmp_path: Path) -> None:
+    """The metadata says `format: pt`, and so has no room to say which tensor it is."""
+    plan = export(state_dict(tmp_path, *order, tied=True), tmp_path / "new")
+    assert plan.aliases == {"a": "format", "z": "format"}
+    found = header(tmp_path / "new")
+    assert found.pop("__metadata__") == {"format": "pt", "a": "format", "z": "format"}
+    assert list(found) == ["format"]
+
+
+def test_how_many_names_lost_a_prefix_is_counted(tmp_path: Path) -> None:
+    source = state_dict(tmp_path, "net.a", "net.b", "head")
+    plan = export(source, tmp_path / "new", strip_prefixes=["net.", "module."])
+    assert plan.stripped == {"net.": 2, "module.": 0}
+    assert set(plan.tensors) == {"a", "b", "head"}
 
 
 def test_elements_are_aligned_and_the_header_is_plain_json(tmp_path: Path) -> None:
@@ -169,11 +187,11 @@ def test_elements_are_aligned_and_the_header_is_plain_json(tmp_path: Path) -> No
     assert len(data) == 8 + length + at
 
 
-def state_dict(folder: Path, *names: str) -> Path:
-    """A bare state dict of one float32 each, made without torch."""
+def state_dict(folder: Path, *names: str, tied: bool = False) -> Path:
+    """A bare state dict of one float32 each, or one for all, made without torch."""
     parts = [b"\x80\x02}("]
     for index, name in enumerate(names):
-        storage = pickle.dumps(("storage", 0, str(index), "cpu", 1), 2)[2:-1]
+        storage = pickle.dumps(("storage", 0, str(0 if tied else index), "cpu", 1), 2)[2:-1]
         storage = storage.replace(b"K\x00", b"ctorch\nFloatStorage\n", 1)
         parts += [
             pickle.dumps(name, 2)[2:-1], b"ctorch._utils\n_rebuild_tensor_v2\n(", storage, b"Q",
@@ -183,7 +201,7 @@ def state_dict(folder: Path, *names: str) -> Path:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("archive/data.pkl", b"".join([*parts, b"u."]))
         archive.writestr("archive/byteorder", "little")
-        for index in range(len(names)):
+        for index in range(1 if tied else len(names)):
             archive.writestr(f"archive/data/{index}", struct.pack("<f", index + 0.5))
         archive.writestr("archive/version", "3\n")
     return path

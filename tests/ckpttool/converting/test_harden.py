@@ -202,6 +202,42 @@ def test_cycles_stay_cycles(made: Path, tmp_path: Path, complaints: Complaints) 
     assert complaints(jobs) == {}
 
 
+GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
+
+
+def test_random_generators_go_on_from_what_became_of_them(
+    made: Path, tmp_path: Path, complaints: Complaints
+) -> None:
+    """`bit_generator.state` takes the dictionary, and the next numbers are those that were next."""
+    harden(made / "apart" / "generators.pt", out := tmp_path / "new.pt")
+    draw = "(g := np.random.Generator(np.random.{0}({1})), {2}, g.random(9).tolist())[-1]"
+    jobs = [
+        {
+            "kind": "value",
+            "old": name,
+            "new": str(out),
+            "path": [name],
+            "value": draw.format(name, 3, "g.integers(0, 9, 3, dtype=np.int32)"),
+            "look": draw.format(name, 0, "setattr(g.bit_generator, 'state', found)"),
+        }
+        for name in GENERATORS
+    ]
+    assert complaints(jobs) == {}
+
+
+def test_a_module_of_torchs_own_layers_keeps_their_versions(
+    made: Path, tmp_path: Path, complaints: Complaints
+) -> None:
+    harden(made / "apart" / "layers.pt", out := tmp_path / "new.pt")
+    layers = (
+        "torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), "
+        "torch.nn.InstanceNorm1d(4), torch.nn.Sequential(torch.nn.MultiheadAttention(4, 2)))"
+    )
+    value = f"{layers}.state_dict()._metadata"
+    job = {"kind": "value", "old": "layers", "new": str(out), "value": value}
+    assert complaints([{**job, "look": "found._metadata"}]) == {}
+
+
 def test_a_whole_module_becomes_its_state_dict(
     made: Path, tmp_path: Path, complaints: Complaints
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import pickle
 import random
 import zipfile
@@ -150,6 +151,20 @@ def test_subclasses_of_list_and_dict() -> None:
         "l": [1, 2],
         "m": {"items": {"a": 1, "b": 2}, "attributes": {"note": "x"}},
         "e": {"a": 1},
+    }
+
+
+def test_the_second_time_that_a_clock_shows_an_hour() -> None:
+    """`fold` is in pickles from protocol 4 on, and in no ISO 8601 text."""
+    first = datetime.datetime(2020, 10, 25, 2, 30)
+    packed = [first.replace(fold=fold).__reduce_ex__(4)[1][0] for fold in (0, 1)]
+    time = datetime.time(2, 30, fold=1).__reduce_ex__(4)[1][0]
+    days = {"first": call("datetime.datetime", packed[0])}
+    days |= {"again": call("datetime.datetime", packed[1]), "time": call("datetime.time", time)}
+    assert plainer().plain(days) == {
+        "first": "2020-10-25T02:30:00",
+        "again": {"isoformat": "2020-10-25T02:30:00", "fold": 1},
+        "time": {"isoformat": "02:30:00", "fold": 1},
     }
 
 

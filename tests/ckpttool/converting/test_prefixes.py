@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckpttool.converting.prefixes import seen, strip, strip_all
+from ckpttool.converting.prefixes import counts, seen, strip, strip_all
 
 BOTH = ["module.", "_orig_mod."]
 
@@ -52,3 +52,17 @@ def test_names_that_would_collide_are_told_in_pairs() -> None:
     renamed, collisions = strip_all(["module.a", "b", "a", "module.b"], ["module."])
     assert collisions == [("module.a", "a"), ("b", "module.b")]
     assert renamed == {"module.a": "a", "b": "b"}
+
+
+@pytest.mark.parametrize(
+    ("names", "prefixes", "wanted"),
+    [
+        (["module.a", "module.b"], ["module.", "net."], {"module.": 2, "net.": 0}),
+        (["module.a", "b", "module."], ["module."], {"module.": 1}),
+        (["_orig_mod.module.a", "_orig_mod.module.b"], BOTH, {"module.": 2, "_orig_mod.": 2}),
+        (["a._orig_mod.b", "c"], ["_orig_mod."], {"_orig_mod.": 1}),
+        (["a"], [], {}),
+    ],
+)
+def test_from_how_many_names(names: list[str], prefixes: list[str], wanted: dict[str, int]) -> None:
+    assert counts(names, prefixes) == wanted

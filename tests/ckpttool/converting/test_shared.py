@@ -21,6 +21,16 @@ def test_the_first_name_is_kept_of_equal_views() -> None:
     assert unclear == []
 
 
+def test_a_name_that_has_no_room_in_the_metadata_is_kept_if_it_can_be() -> None:
+    same = {"a": WHOLE, "format": WHOLE, "z": WHOLE}
+    assert find_shared(same, ["format"]) == (
+        [Shared("a", "format", True), Shared("z", "format", True)],
+        [],
+    )
+    row = {"a": WHOLE, "format": tensor("a", 5, (5,), (1,))}
+    assert find_shared(row, ["format"]) == ([Shared("format", "a", False)], [])
+
+
 def test_a_slice_or_transpose_of_it_is_another_view() -> None:
     tensors = {"w": WHOLE, "row": tensor("a", 5, (5,), (1,)), "t": tensor("a", 0, (5, 4), (1, 5))}
     assert find_shared(tensors) == ([Shared("row", "t", False), Shared("w", "t", False)], [])

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import pickle
+import struct
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from ckpttool.checks.verify import verify
+from ckpttool.converting.checked import is_danger
 from ckpttool.converting.sections import SectionError
 from ckpttool.converting.slim import Slimming, plan_slim
-from ckpttool.errors import RefusedError
+from ckpttool.errors import CkptToolError, RefusedError
 from tests.ckpttool.converting.conftest import Job
 from tests.ckpttool.converting.test_harden import (
     FILES,
@@ -170,3 +174,69 @@ def test_content_that_runs_code_goes_only_with_its_section(tmp_path: Path) -> No
     assert not (tmp_path / "new.pt").exists()
     slim(source, tmp_path / "new.pt", drop=("evil",))
     assert load_plain(tmp_path / "new.pt") == {"a": [1.5]}
+
+
+def nested(path: Path, inside: bytes, **more: bytes) -> Path:
+    """{"a": 5, "x": torch.storage._load_from_bytes(inside)}, in opcodes; `more` are records."""
+    load = b"ctorch.storage\n_load_from_bytes\nB" + struct.pack("<I", len(inside)) + inside
+    pickled = b"\x80\x03}(X\1\0\0\0aK\5X\1\0\0\0x" + load + b"\x85Ru."
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", pickled)
+        archive.writestr("archive/version", "3\n")
+        for name, content in more.items():
+            archive.writestr(f"archive/{name}", content)
+    return path
+
+
+EVIL = pickle.dumps(Runs(), 2)
+
+
+@pytest.mark.parametrize(
+    ("inside", "why"),
+    [
+        (EVIL, r"can run code: __builtin__\.eval"),
+        (b"nobody can read this", "cannot be read here and so not be judged"),
+    ],
+)
+def test_what_a_nested_load_would_run_goes_only_with_its_section(
+    inside: bytes, why: str, tmp_path: Path
+) -> None:
+    source, out = nested(tmp_path / "old.pt", inside), tmp_path / "new.pt"
+    for chosen in ({}, {"keep": ("a", "x")}, {"drop": ("a",)}):
+        with pytest.raises(RefusedError, match=why):
+            slim(source, out, **chosen)
+    assert not out.exists()
+    slim(source, out, drop=("x",))
+    assert load_plain(out) == {"a": 5}
+    slim(source, out := tmp_path / "kept.pt", keep=("a",))
+    assert load_plain(out) == {"a": 5}
+
+
+def test_a_nested_load_two_levels_down(tmp_path: Path) -> None:
+    inner = nested(tmp_path / "inner.pt", EVIL).read_bytes()
+    with pytest.raises(RefusedError, match=r"__builtin__\.eval"):
+        slim(nested(tmp_path / "old.pt", inner), tmp_path / "new.pt", keep=("x",))
+    harmless = nested(
+        tmp_path / "old.pt", nested(tmp_path / "inner.pt", pickle.dumps({"a": 1}, 2)).read_bytes()
+    )
+    slim(harmless, tmp_path / "new.pt")  # a warning of `verify`, and no more
+
+
+def test_a_hidden_pickle_goes_away_with_no_section(tmp_path: Path) -> None:
+    for name in ("notes", ".ckpttool/mended.json"):
+        source = save(tmp_path / "old.pt", {"a": 1, "b": 2})
+        with zipfile.ZipFile(source, "a") as archive:
+            archive.writestr(f"archive/{name}", EVIL)
+        for chosen in ({}, {"keep": ("a",)}):
+            with pytest.raises(RefusedError, match=r"nothing refers to.*__builtin__\.eval"):
+                slim(source, tmp_path / "new.pt", **chosen)
+
+
+def test_nothing_that_verify_calls_dangerous_is_written(tmp_path: Path) -> None:
+    hostile = sorted((CORPUS.parent / "hostile-files").glob("*.pt"))
+    called = [path for path in hostile if any(map(is_danger, verify(path).findings))]
+    assert len(called) > 10
+    for path in called:
+        with pytest.raises(CkptToolError):
+            slim(path, tmp_path / "new.pt")
+    assert not list(tmp_path.iterdir())

@@ -251,6 +251,8 @@ def compare_value(job: dict[str, Any], complain: Any) -> None:
     for step in job.get("path", ()):
         found = found[step]
     names = {"torch": torch, "np": np, "inf": float("inf"), "collections": collections}
+    if "look" in job:
+        found = eval(job["look"], {**names, "found": found})
     differences(eval(job["value"], names), found, "", complain)
 
 

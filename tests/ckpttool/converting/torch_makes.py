@@ -156,6 +156,26 @@ def main(folder: str) -> None:
         },
         home / "chunks.pt",
     )  # fmt: skip
+    apart = home / "apart"
+    apart.mkdir()
+    torch.save(layers(), apart / "layers.pt")
+    torch.save(drawn(), apart / "generators.pt")
+
+
+def layers() -> torch.nn.Module:
+    attention = torch.nn.Sequential(torch.nn.MultiheadAttention(4, 2))
+    return torch.nn.Sequential(
+        torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.InstanceNorm1d(4), attention
+    )
+
+
+def drawn() -> dict[str, np.random.Generator]:
+    """Generators of every kind, in the middle of a number of 64 bits where they have one."""
+    generators = {}
+    for name in ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"):
+        generators[name] = np.random.Generator(getattr(np.random, name)(3))
+        generators[name].integers(0, 9, 3, dtype=np.int32)
+    return generators
 
 
 if __name__ == "__main__":

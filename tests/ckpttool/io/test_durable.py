@@ -352,3 +352,54 @@ def test_module_does_not_import_torch_or_numpy() -> None:
     found = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
     assert found.stdout == b"set()\n"
     assert durable.__doc__
+
+
+def test_a_check_sees_the_finished_file_before_it_gets_its_name(tmp_path: Path) -> None:
+    target = tmp_path / "a"
+    target.write_bytes(b"old")
+    seen: list[bytes] = []
+
+    def check(temporary: str) -> None:
+        assert target.read_bytes() == b"old"
+        seen.append(Path(temporary).read_bytes())
+        if len(seen) == 2:
+            raise ValueError("not good enough")
+
+    write_durably(target, lambda file: file.write(b"new"), check=check)
+    assert (seen, target.read_bytes()) == ([b"new"], b"new")
+    target.write_bytes(b"old")
+    with pytest.raises(ValueError, match="not good enough"):
+        write_durably(target, lambda file: file.write(b"newer"), check=check)
+    assert (target.read_bytes(), names(tmp_path)) == (b"old", ["a"])
+
+
+def test_without_sync_nothing_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fsync(descriptor: int) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_durably(tmp_path / "a", lambda file: file.write(b"x"), sync=False)
+    assert (tmp_path / "a").read_bytes() == b"x"
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EBUSY])
+def test_a_target_that_is_held_for_a_moment_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    real, waits, left = os.replace, [], [OSError(number, "held")] * 3
+
+    def replace(source: str, target: str) -> None:
+        if left:
+            raise left.pop()
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    monkeypatch.setattr(durable.time, "sleep", waits.append)
+    write_durably(tmp_path / "a", lambda file: file.write(b"x"))
+    assert (tmp_path / "a").read_bytes() == b"x"
+    assert len(waits) == 3 and sum(waits) < 1
+    left.extend([OSError(number, "held")] * 99)
+    with pytest.raises(OSError, match="held"):
+        write_durably(tmp_path / "a", lambda file: file.write(b"y"))
+    assert (tmp_path / "a").read_bytes() == b"x"
+    assert names(tmp_path) == ["a"]

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,45 @@ def test_a_lock_that_says_nothing_counts_while_it_is_young(tmp_path: Path, data:
         assert lock.taken_over.state == "unreadable"
 
 
+def test_a_refusal_says_when_it_lapses_and_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / LOCK_NAME
+    path.write_bytes(b"")
+    words = rf"may be at work.*lapses 300 s after that.*no writer is at work: rm -- {path}"
+    with pytest.raises(LockedError, match=words):
+        WriterLock.acquire(tmp_path, program="x")
+    with pytest.raises(LockedError, match=words):
+        refuse_if_held(tmp_path)
+
+
+def test_a_lock_from_the_future_says_that_it_does_not_lapse(tmp_path: Path) -> None:
+    WriterLock.acquire(tmp_path, program="trainer_core")
+    rewrite(tmp_path, host="elsewhere", age=-1_000_000)
+    with pytest.raises(LockedError, match=r"lies (1,000,000|999,99\d) s ahead.*: rm -- "):
+        WriterLock.acquire(tmp_path, program="x")
+
+
+def test_a_directory_in_its_place_is_refused_with_a_way_on(tmp_path: Path) -> None:
+    path = tmp_path / LOCK_NAME
+    path.mkdir()
+    os.utime(path, (time.time() - 400, time.time() - 400))
+    with pytest.raises(LockedError, match=rf"a directory lies .*: mv -n -- {path} {path}\.old"):
+        WriterLock.acquire(tmp_path, program="x")
+    assert names(tmp_path) == [LOCK_NAME]
+
+
+def test_a_verb_waits_a_moment_for_another_but_not_for_a_trainer(tmp_path: Path) -> None:
+    lock = WriterLock.acquire(tmp_path, program="ckpttool undo")
+    timer = threading.Timer(0.5, lock.release)
+    timer.start()
+    WriterLock.acquire_soon(tmp_path, program="ckpttool repair").release()
+    timer.join()
+    with WriterLock.acquire(tmp_path, program="trainer_core"):
+        before = time.monotonic()
+        with pytest.raises(LockedError):
+            WriterLock.acquire_soon(tmp_path, program="ckpttool repair")
+        assert time.monotonic() - before < 1.5
+
+
 def test_a_lock_without_a_token_is_a_lock(tmp_path: Path, dead: int) -> None:
     rewrite(tmp_path, token=None)
     with WriterLock.acquire(tmp_path, program="x") as lock:
@@ -207,14 +247,6 @@ def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
     with WriterLock.acquire(tmp_path, program="x"):
         assert not path.is_symlink()
     assert target.read_text() == "precious"
-
-
-def test_a_directory_in_its_place_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / LOCK_NAME).mkdir()
-    os.utime(tmp_path / LOCK_NAME, (1, 1))
-    with pytest.raises(WriteError):
-        WriterLock.acquire(tmp_path, program="x")
-    assert names(tmp_path) == [LOCK_NAME]
 
 
 def test_refreshing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -348,8 +348,8 @@ def test_refused_above_the_limit_on_odds() -> None:
     assert found.odds == 8 * 6_000_000 / 2**32
     assert found.refused is not None
     assert "1.1 % of cases" in found.refused
-    assert "limit of 1 %" in found.refused
-    assert "--bit-odds 0.012" in found.refused
+    assert "limit (--bit-odds 0.01;" in found.refused
+    assert "0.012 allows it" in found.refused
     allowed = find_bit(damaged, bit_odds=0.012)
     assert allowed is not None
     assert allowed.refused is None

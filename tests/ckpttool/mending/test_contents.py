@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import random
+import zipfile
 from functools import cache
 from pathlib import Path
 
@@ -153,8 +154,24 @@ def test_a_burst_so_long_that_it_explains_anything(tmp_path: Path) -> None:
     with pytest.raises(RefusedError):
         mended(tmp_path, damaged, bursts=[wanted])
     with plan_mend(tmp_path / "damaged.pt", bursts=[wanted]) as plan:
-        assert any("above the limit" in note for note in plan.notes)
-    assert mended(tmp_path, damaged, bursts=[wanted], bit_odds=1)[0] == data
+        assert any("above the limit (--bit-odds 0.01)" in note for note in plan.notes)
+    out, written = mended(tmp_path, damaged, bursts=[wanted], bit_odds=1)
+    assert out is not None
+    assert written is not None
+    assert not written.proven
+    assert out[slice(*_span(out))] == data[slice(*_span(data))]
+    assert "fits, unproven, by odds of 100 %" in open_mark(tmp_path / "mended.pt")
+
+
+def _span(data: bytes) -> tuple[int, int]:
+    content = corrupt.content_range(data, "data/0")
+    return content.start, content.stop
+
+
+def open_mark(path: Path) -> str:
+    with zipfile.ZipFile(path) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("/mended.json"))
+        return archive.read(name).decode()
 
 
 def test_a_burst_at_the_wrong_place(tmp_path: Path) -> None:

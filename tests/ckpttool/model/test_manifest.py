@@ -55,7 +55,7 @@ def test_a_line_that_was_being_written_when_its_writer_died(tmp_path: Path) -> N
 
 
 def test_no_manifest(tmp_path: Path) -> None:
-    assert read_manifest(tmp_path) == ({}, [], False)
+    assert read_manifest(tmp_path) == ({}, [], False, {})
     assert read_manifest(tmp_path / "missing").problems != []
 
 

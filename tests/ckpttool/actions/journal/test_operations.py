@@ -218,6 +218,69 @@ def test_undo_does_not_take_back_a_published_file_that_was_replaced(run: Path) -
     assert (run / "step_8.pt").read_bytes() == b"saved anew, by the trainer"
 
 
+def mend(run: Path) -> Operation:
+    operation = open_operation(run, "repair")
+    made = Path(operation.folder, "step_4.pt.mended")
+    made.write_bytes(b"STEP 4")
+    actions = [InstallMended(run, "step_4.pt", made)]
+    return carry_out(run, "repair", actions, operation=operation)
+
+
+def test_undo_refuses_a_mended_file_that_was_written_over_in_place(run: Path) -> None:
+    """Same inode, same size: `cp` onto it. What is new would land in a folder that purge deletes."""
+    mend(run)
+    time.sleep(0.02)
+    (run / "step_4.pt").write_bytes(b"saved!")
+    with pytest.raises(RefusedError, match=r"step_4\.pt: another file has .* written over"):
+        undo(run)
+    assert (run / "step_4.pt").read_bytes() == b"saved!"
+
+
+def test_undo_of_an_earlier_operation_names_the_later_one_in_its_way(run: Path) -> None:
+    first = mend(run)
+    second = carry_out(run, "rollback", [SetAside(run, "step_4.pt", "later")])
+    with pytest.raises(RefusedError) as caught:
+        undo(run, first.id)
+    assert "the mended file is not there any more" in str(caught.value)
+    assert f"take back what came later first: ckpttool undo {run} {second.id}" in str(caught.value)
+    undo(run, second.id)
+    assert undo(run, first.id).state == "undone"
+    assert (run / "step_4.pt").read_bytes() == b"step 4"
+
+
+def test_a_time_that_is_kept_less_exactly_is_the_same(run: Path) -> None:
+    """As after the run was moved to a file system that keeps whole seconds."""
+    path = run / "step_8.pt"
+    os.utime(path, ns=(1_700_000_000_123_456_789,) * 2)
+    operation = carry_out(run, "rollback", [SetAside(run, "step_8.pt", "later")])
+    kept = Path(operation.folder, "step_8.pt")
+    os.utime(kept, ns=(1_700_000_000_500_000_000,) * 2)
+    with pytest.raises(RefusedError, match="has changed since it was set aside; by hand: mv -n"):
+        undo(run)
+    os.utime(kept, ns=(1_700_000_000_000_000_000,) * 2)
+    assert undo(run).state == "undone"
+    assert path.read_bytes() == b"step 8"
+
+
+def test_a_pointer_that_moves_while_the_new_one_is_synced_stays(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ckpttool.io.folder import Folder
+
+    theirs, real = b'{"step": 10, "file": "step_10.pt"}', Folder.write_new
+
+    def write_new(self: Folder, name: str, *rest: Any) -> None:
+        real(self, name, *rest)
+        if name == "latest.json.new":
+            (run / "latest.json").unlink()
+            (run / "latest.json").write_bytes(theirs)
+
+    monkeypatch.setattr(Folder, "write_new", write_new)
+    with pytest.raises(RefusedError, match="has changed since it was read"):
+        carry_out(run, "rollback", [MovePointer(run, OLD, NEW)])
+    assert (run / "latest.json").read_bytes() == theirs
+
+
 # killed on the way
 
 
@@ -459,7 +522,7 @@ def test_a_quarantine_that_is_none(run: Path, tmp_path_factory: Any, kind: str) 
         (run / ".quarantine").symlink_to(elsewhere)
     else:
         (run / ".quarantine").write_bytes(b"")
-    with pytest.raises(WriteError, match=r"\.quarantine"):
+    with pytest.raises(RefusedError, match=r"\.quarantine: .*move it away: mv -n -- "):
         carry_out(run, "repair", plan(run))
     assert list(elsewhere.iterdir()) == []
     assert history(run) == []
@@ -542,11 +605,39 @@ def test_a_journal_that_cannot_be_used_is_said_to_be_damaged(run: Path, text: st
     (operation,) = history(run)
     assert operation.state == "damaged"
     assert operation.recorded.problem
-    assert unfinished(run) == []
+    assert unfinished(run) == []  # none of them has begun anything, as far as can be read
     with pytest.raises(RefusedError, match="no journal that can be read"):
         undo(run, operation.id)
-    with pytest.raises(UnreadableError):
+    with pytest.raises(RefusedError, match="move back by hand"):
         undo(run)
+
+
+def test_what_stands_half_way_and_cannot_be_told_stops_everything_else(run: Path) -> None:
+    """Nobody knows what its actions have done: nothing may be built on that."""
+    record = {"kind": "set-aside", "name": "../x", "why": "", "aside": "x"}
+    head = {"schema": 1, "verb": "repair", "actions": [record]}
+    journal_of(run, json.dumps(head) + '\n{"event": "begin", "action": 0}\n')
+    with pytest.raises(RefusedError, match="was left half-way, and has no journal that can be re"):
+        unfinished(run)
+    with pytest.raises(RefusedError, match="ckpttool purge"):
+        carry_out(run, "repair", plan(run))
+
+
+def test_a_quarantine_that_may_not_be_looked_into_is_not_empty(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    carry_out(run, "repair", plan(run))
+    real = os.open
+
+    def refuse(path: Any, *arguments: Any, **options: Any) -> int:
+        if path == ".quarantine":
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+    for look in (history, unfinished, undo):
+        with pytest.raises(UnreadableError, match=r"\.quarantine: Permission denied"):
+            look(run)
 
 
 def test_a_journal_about_files_that_are_not_there_changes_nothing(run: Path) -> None:

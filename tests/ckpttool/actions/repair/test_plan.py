@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -11,13 +12,17 @@ from pathlib import Path
 
 import pytest
 
+from ckpttool.actions.newest import find_newest_valid
 from ckpttool.actions.repair.deeds import KINDS, Options
 from ckpttool.actions.repair.look import look
 from ckpttool.actions.repair.modes import usual_mode
 from ckpttool.actions.repair.plan import Mender, RepairPlan, decide
+from ckpttool.model.directory import scan
 from tests import corrupt
 from tests.ckpttool.checks.builders import name, point, put, saved, step_bytes, training_state
 
+# An integer of 2,000 bytes: a limit on bytes, which an honest file may pass, too.
+UNCHECKED = b"\x80\x02\x8b\xd0\x07\0\0" + bytes(1999) + b"\x01."
 NO_MENDING = Options(only=frozenset(KINDS) - {"mend"})
 
 
@@ -201,8 +206,7 @@ def test_of_two_files_the_valid_one_stays_whatever_its_name(run: Path) -> None:
 
 
 def test_what_could_not_be_checked_is_not_touched(run: Path) -> None:
-    deep = b"\x80\x02" + b"]" * 20_000 + b"a" * 19_999 + b"."
-    put(run, 8, corrupt.replace_record(step_bytes(8), "data.pkl", deep))
+    put(run, 8, corrupt.replace_record(step_bytes(8), "data.pkl", UNCHECKED))
     put(run, 4, b"")
     plan = plan_of(run)
     assert deeds(plan) == [("set-aside", name(4))]
@@ -210,8 +214,7 @@ def test_what_could_not_be_checked_is_not_touched(run: Path) -> None:
 
 
 def test_a_pointer_stays_while_a_newer_step_could_not_be_checked(run: Path) -> None:
-    deep = b"\x80\x02" + b"]" * 20_000 + b"a" * 19_999 + b"."
-    put(run, 8, corrupt.replace_record(step_bytes(8), "data.pkl", deep))
+    put(run, 8, corrupt.replace_record(step_bytes(8), "data.pkl", UNCHECKED))
     point(run, 4)
     plan = plan_of(run)
     assert plan.deeds == []
@@ -220,12 +223,21 @@ def test_a_pointer_stays_while_a_newer_step_could_not_be_checked(run: Path) -> N
 
 def test_a_temporary_that_could_not_be_checked_is_not_touched(run: Path, dead_pid: int) -> None:
     """The damaged file of its step is still moved out of the way."""
-    deep = b"\x80\x02" + b"]" * 20_000 + b"a" * 19_999 + b"."
-    left = leftover(run, 6, dead_pid, corrupt.replace_record(step_bytes(6), "data.pkl", deep))
+    left = leftover(run, 6, dead_pid, corrupt.replace_record(step_bytes(6), "data.pkl", UNCHECKED))
     put(run, 6, b"")
     plan = plan_of(run)
     assert deeds(plan) == [("set-aside", name(6)), POINT]
     assert [(one.path, one.unchecked) for one in plan.left] == [(str(left), True)]
+
+
+def test_content_that_no_checkpoint_has_goes_aside(run: Path, fixtures: Path) -> None:
+    """A limit on the make of the content, not on its amount, says that it cannot be used."""
+    put(run, 6, (fixtures / "hostile-files" / "nested.pt").read_bytes())
+    plan = plan_of(run)
+    assert deeds(plan) == [("set-aside", name(6)), POINT]
+    assert plan.deeds[0].why[0].startswith("FIL124: reading stopped at a limit: ")
+    assert (plan.left, plan.look.report.could_not_check) == ([], False)
+    assert plan.look.report.newest_valid == 4
 
 
 def test_the_last_files_stay_where_they_are(run: Path, dead_pid: int) -> None:
@@ -237,6 +249,71 @@ def test_the_last_files_stay_where_they_are(run: Path, dead_pid: int) -> None:
     assert plan.deeds == []
     assert len(plan.left) == 4
     assert all("no step here would be valid" in left.words for left in plan.left)
+
+
+# ---- files with the name of another step
+
+
+def move(run: Path, old: int, new: int) -> None:
+    (run / name(old)).rename(run / name(new))
+
+
+def renames(plan: RepairPlan) -> list[tuple[str, str | None]]:
+    return [(os.path.basename(d.path), d.target) for d in plan.deeds if d.verb == "rename"]
+
+
+def test_a_whole_file_gets_the_name_of_its_step(run: Path) -> None:
+    """Its pointer is right then, and nothing goes back."""
+    move(run, 6, 8)
+    plan = plan_of(run)
+    assert deeds(plan) == [("rename", name(8))]
+    assert plan.deeds[0].target == name(6)
+    assert plan.newest is not None
+    assert (plan.newest.step, plan.goes_back_from, plan.left) == (6, None, [])
+
+
+def test_a_name_that_a_rename_frees_is_taken_after_it(run: Path) -> None:
+    move(run, 6, 7)
+    move(run, 2, 6)
+    plan = plan_of(run)
+    assert renames(plan) == [(name(6), name(2)), (name(7), name(6))]
+    assert len(plan.deeds) == 2
+
+
+def test_a_damaged_file_gives_its_name_to_the_right_one(run: Path) -> None:
+    put(run, 8, step_bytes(6))
+    put(run, 6, b"")
+    plan = plan_of(run)
+    assert deeds(plan) == [("set-aside", name(6)), ("rename", name(8))]
+
+
+def test_of_two_files_with_each_others_names_one_goes_aside(run: Path) -> None:
+    """A ring cannot be undone by renames alone; the newest step is what matters."""
+    put(run, 2, step_bytes(6))
+    put(run, 6, step_bytes(2))
+    plan = plan_of(run)
+    assert deeds(plan) == [("set-aside", name(6)), ("rename", name(2))]
+
+
+@pytest.mark.parametrize("why", ["valid", "unknown", "recorded"])
+def test_a_name_that_is_not_free_is_not_given(why: str, run: Path) -> None:
+    put(run, 8, step_bytes(6))
+    if why == "unknown":
+        put(run, 6, corrupt.replace_record(step_bytes(6), "data.pkl", UNCHECKED))
+    elif why == "recorded":
+        (run / name(6)).unlink()
+        (run / "manifest.jsonl").write_text(json.dumps(record_of(step_bytes(6) + b"!")) + "\n")
+    plan = plan_of(run)
+    assert renames(plan) == []
+    assert deeds(plan)[0] == ("set-aside", name(8))
+
+
+def test_how_far_training_goes_back_is_said(run: Path) -> None:
+    assert plan_of(run).goes_back_from is None
+    put(run, 6, b"")
+    assert plan_of(run).goes_back_from == 6
+    put(run, 8, corrupt.replace_record(step_bytes(8), "data.pkl", UNCHECKED))
+    assert plan_of(run).goes_back_from is None
 
 
 # ---- modes
@@ -306,11 +383,47 @@ def test_a_missing_pointer_is_written(run: Path) -> None:
     assert deeds(plan_of(run)) == [POINT]
 
 
-def test_a_pointer_whose_record_differs_is_written_with_the_right_one(run: Path) -> None:
+def record_of(data: bytes, step: int = 6) -> dict[str, object]:
+    """What the pointer or the manifest records of a file with this content."""
+    sha256 = hashlib.sha256(data).hexdigest()
+    return {"step": step, "file": name(step), "size": len(data), "sha256": sha256}
+
+
+@pytest.mark.parametrize("where", ["latest.json", "manifest.jsonl"])
+@pytest.mark.parametrize("as_large", [True, False])
+def test_a_file_that_its_record_contradicts_goes_aside(
+    where: str, as_large: bool, run: Path
+) -> None:
+    """However whole it is: somebody has put it in the place of the one that was saved."""
+    recorded = step_bytes(6) if as_large else step_bytes(6) + b"more"
+    weights = len(corrupt.content_range(step_bytes(6), "data/0"))
+    swapped = corrupt.replace_record(step_bytes(6), "data/0", bytes(weights))
+    recorded += b"!" * (len(swapped) - len(step_bytes(6))) * as_large
+    (run / where).write_text(json.dumps(record_of(recorded)) + "\n")
+    (run / where).chmod(0o644)
+    put(run, 6, swapped)
+    plan = plan_of(run)
+    assert deeds(plan) == [("set-aside", name(6)), POINT]
+    assert plan.deeds[0].why[0][:6] == {"l": "PTR109", "m": "DIR110"}[where[0]]
+    assert plan.look.report.newest_valid == 4
+    newest = find_newest_valid(scan(str(run)))
+    assert newest.sure is not None
+    assert newest.sure.file.step == 4
+    assert newest.passed_over[0].why().startswith("not the file that was saved: it has ")
+
+
+@pytest.mark.parametrize("line", [0, 1])
+def test_a_record_that_holds_proves_the_file_and_the_pointer_is_out_of_date(
+    line: int, run: Path
+) -> None:
     content = {"step": 6, "file": name(6), "size": 3, "sha256": "0" * 64}
     (run / "latest.json").write_text(json.dumps(content))
+    lines = [record_of(step_bytes(6)), record_of(b"another")]
+    text = "".join(json.dumps(one) + "\n" for one in (lines if line == 0 else lines[::-1]))
+    (run / "manifest.jsonl").write_text(text)
     plan = plan_of(run)
     assert deeds(plan) == [POINT]
+    assert plan.deeds[0].why[0].startswith("PTR109")
     assert plan.aim is not None
     assert plan.aim.record
 
