@@ -19,6 +19,7 @@ MODULES = (
     "convert_speed",
     "durable_save",
     "training_step",
+    "exact_resume",
 )
 
 

@@ -13,7 +13,12 @@ except ModuleNotFoundError as error:
 
 from trainer_core.atomic import atomic_json_dump, atomic_torch_save
 from trainer_core.callbacks import Callback
-from trainer_core.checkpoint import CheckpointManager, CheckpointWarning, TrustWarning
+from trainer_core.checkpoint import (
+    CheckpointManager,
+    CheckpointWarning,
+    SaveWarning,
+    TrustWarning,
+)
 from trainer_core.coordinator import SyncCoordinator
 from trainer_core.precision import PrecisionPlan, resolve_precision
 from trainer_core.resume import ResumeWarning
@@ -28,6 +33,7 @@ __all__ = [
     "CheckpointWarning",
     "PrecisionPlan",
     "ResumeWarning",
+    "SaveWarning",
     "SyncCoordinator",
     "TrainResult",
     "Trainer",

@@ -17,6 +17,11 @@ class Callback:
 
     Any object with some of these methods will do, and a plain function is taken as `on_step_end`.
     What a callback raises ends the fit.
+
+    One that has `state_dict()` and `load_state_dict(state)` as well is part of each checkpoint,
+    under its attribute `name`, or that of its class; of several with one name the second is
+    `name#2`, and so on. The state is plain values, lists, dictionaries and tensors; numpy's arrays
+    come back as tensors. It is restored by `Trainer.resume`, before any of the methods is called.
     """
 
     def on_fit_start(self, trainer: Trainer) -> None:
@@ -36,16 +41,26 @@ class Callback:
         """After the last step, if nothing failed."""
 
 
+def has_state(part: Any) -> bool:
+    """Whether it has the two methods `state_dict` and `load_state_dict`."""
+    return callable(getattr(part, "state_dict", None)) and callable(
+        getattr(part, "load_state_dict", None)
+    )
+
+
 class Callbacks:
     """Those of one trainer, in order, with only the methods that each has.
 
+    `stateful` are those that are part of a checkpoint, by the name that they have there.
     Raises TypeError for one that is neither callable nor has any of the methods.
     """
 
     def __init__(self, callbacks: Iterable[Any]) -> None:
         self._hooks: dict[str, list[Any]] = {name: [] for name in _NAMES}
+        self.stateful: dict[str, Any] = {}
         for callback in callbacks:
             self._add(callback)
+            self._note_state(callback)
 
     def _add(self, callback: Any) -> None:
         found = [name for name in _NAMES if callable(getattr(callback, name, None))]
@@ -59,6 +74,18 @@ class Callbacks:
             raise TypeError(
                 f"a callback is a function or has one of {', '.join(_NAMES)}: {callback!r}"
             )
+
+    def _note_state(self, callback: Any) -> None:
+        if not has_state(callback):
+            return
+        given = getattr(callback, "name", None)
+        name = given if isinstance(given, str) and given else type(callback).__name__
+        same = sum(1 for other in self.stateful if other.partition("#")[0] == name)
+        self.stateful[f"{name}#{same + 1}" if same else name] = callback
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of all that have one, by name."""
+        return {name: callback.state_dict() for name, callback in self.stateful.items()}
 
     def wants(self, name: str) -> bool:
         """Whether any callback has this method."""

@@ -1,13 +1,15 @@
 """A directory of checkpoints: writing them so that no crash costs one, and choosing what to load.
 
     <directory>/
-    ├── latest.json                {"step": 4, "file": "step_000000000004.pt"}
+    ├── .writer.lock               who writes here, while somebody does
+    ├── latest.json                {"step": 4, "file": "step_000000000004.pt", "size": …, …}
+    ├── manifest.jsonl             a line like that for each step that is kept
     ├── step_000000000002.pt
     └── step_000000000004.pt
 
-A save writes the step file (temporary, fsync, rename, fsync of the directory) and then the pointer
-in the same way, so that the pointer never names a file that is not safe on disk. A crash between
-the two leaves the pointer behind: `ckpttool fix-pointer` mends that.
+A save writes the step file (temporary, fsync, check, rename, fsync of the directory) and then the
+pointer in the same way, so that the pointer never names a file that is not safe on disk. A crash
+between the two leaves the pointer behind: `ckpttool fix-pointer` mends that.
 """
 
 from __future__ import annotations
@@ -15,22 +17,22 @@ from __future__ import annotations
 import logging
 import operator
 import os
+import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.errors import UnreadableError
 from ckpttool.io.durable import copy_durably, make_directories, write_error
-from ckpttool.model.directory import CheckpointDirectory, StepFile, scan
-from ckpttool.model.names import POINTER_NAME, parse_step_file_name, step_file_name
+from ckpttool.model.directory import CheckpointDirectory, scan
+from ckpttool.model.names import parse_step_file_name, step_file_name
 from ckpttool.model.pointer import Pointer, read_pointer
-from trainer_core.atomic import (
-    atomic_json_dump,
-    atomic_torch_save,
-    is_writing,
-)
+from trainer_core.atomic import atomic_json_dump, atomic_torch_save
 from trainer_core.loading import RefusedFileError, TrustWarning, load_state
+from trainer_core.retention import Retention, delete, newest_first, sweep
+from trainer_core.saver import Policy, Saver, SaveWarning
 from trainer_core.state import CheckpointError
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ __all__ = [
     "CheckpointManager",
     "CheckpointWarning",
     "RefusedFileError",
+    "SaveWarning",
     "TrustWarning",
     "atomic_json_dump",
     "atomic_torch_save",
@@ -54,12 +57,20 @@ class CheckpointWarning(UserWarning):
 
 
 class CheckpointManager:
-    """Saves, finds, loads and prunes the step files of one directory.
+    """Saves, finds, loads and prunes the step files of one directory, for one run.
 
-    `every_steps`: the interval at which `should_save` says so. `keep_last`: how many step files
-    `prune` leaves, None for all. `enabled=False` makes `should_save` say no; everything else works.
-    Raises ValueError unless `every_steps` is positive (even if disabled) and `keep_last` is at
-    least 1. The directory is made by the first save.
+    `every_steps`: the interval at which `should_save` says so; with `save_every_seconds` it also
+    does when that long has passed since the last save. `keep_last`: how many step files `prune`
+    leaves, None for all. `enabled=False` makes `should_save` say no; everything else works.
+
+    `durable=False` leaves out every fsync. `async_save`: `save` copies the state and returns, and
+    the file is written beside the training; a save that finds the one before unfinished waits for
+    it, or is left out (`when_busy="skip"`). `on_error="warn"`: what the system refuses (a full
+    disk) becomes a SaveWarning and a line in the log instead of an error. `min_free`: bytes that a
+    save must leave free. `run_id`: see `claim`; a new one by default.
+
+    Raises ValueError unless `every_steps` is positive (even if disabled), `keep_last` is at least
+    1, and the others are what is said here. The directory is made by the first save.
     """
 
     def __init__(
@@ -69,32 +80,82 @@ class CheckpointManager:
         every_steps: int = 500,
         keep_last: int | None = 3,
         enabled: bool = True,
+        save_every_seconds: float | None = None,
+        durable: bool = True,
+        async_save: bool = False,
+        when_busy: str = "wait",
+        on_error: str = "raise",
+        min_free: int = 0,
+        run_id: str | None = None,
     ) -> None:
         if operator.index(every_steps) < 1:
             raise ValueError(f"every_steps must be positive, not {every_steps}")
         if keep_last is not None and operator.index(keep_last) < 1:
             raise ValueError(f"keep_last must be None or at least 1, not {keep_last}")
+        if save_every_seconds is not None and not save_every_seconds > 0:
+            raise ValueError(
+                f"save_every_seconds must be None or positive, not {save_every_seconds}"
+            )
+        if operator.index(min_free) < 0:
+            raise ValueError(f"min_free must not be negative, but is {min_free}")
+        _one_of("when_busy", when_busy, "wait", "skip")
+        _one_of("on_error", on_error, "raise", "warn")
         self.directory = Path(directory)
         self.every_steps = every_steps
+        self.save_every_seconds = save_every_seconds
         self.keep_last = keep_last
         self.enabled = enabled
-        self._judged: dict[str, tuple[tuple[int, int], bool | None]] = {}
+        policy = Policy(durable, async_save, when_busy, on_error, min_free)
+        self._saver = Saver(self.directory, policy, run_id)
+        self._retention = Retention()
+        self._saved_at = time.monotonic()
+
+    @property
+    def run_id(self) -> str:
+        """The run that is written for: its own, or that of the checkpoint that was gone on from."""
+        return self._saver.identity.run_id
+
+    def claim(self) -> None:
+        """Makes this process the only writer of the directory, until `close`; `save` does it too.
+
+        The directory is made if it is missing. Raises CheckpointError where another process writes
+        there, naming it; and where the checkpoints there are those of another run. `load_latest`
+        and `resumed_from` make their run this one; a `run_id` that is theirs does, too.
+        """
+        self._saver.begin()
+        self._saved_at = time.monotonic()
+
+    def resumed_from(self, state: Mapping[str, Any]) -> None:
+        """Takes note that the run goes on from this checkpoint, wherever it was loaded from."""
+        self._saver.identity.resumed_from(state)
 
     def should_save(self, step: int) -> bool:
-        """Whether a checkpoint is due after `step`: enabled, positive, and on the interval."""
-        return self.enabled and step > 0 and step % self.every_steps == 0
+        """Whether a checkpoint is due after `step`: enabled, positive, and on an interval.
+
+        Seconds are those of a clock that never goes backwards.
+        """
+        if not self.enabled or step <= 0:
+            return False
+        seconds = self.save_every_seconds
+        is_time = seconds is not None and time.monotonic() - self._saved_at >= seconds
+        return is_time or step % self.every_steps == 0
 
     def path_for(self, step: int) -> Path:
         """The step file's path: `step_000000000004.pt` for 4. Raises ValueError below 0."""
         return self.directory / step_file_name(operator.index(step))
 
-    def save(self, step: int, state: Any) -> Path:
+    def save(self, step: int, state: Any) -> Path | None:
         """Writes the checkpoint, moves the pointer to it, and prunes; gives the file's path.
 
         Whether a save is due is for the caller to ask. When this returns, file and pointer are safe
-        on disk. Leftovers of writers that have died are removed. What goes wrong after that, in
-        tidying up, is logged and never raised. Raises CheckpointError, and writes nothing, when
-        `state` has a `step` that is not the integer it is saved as; see `atomic_torch_save`.
+        on disk; with `async_save`, the state is copied, and `wait` returns when they are. A
+        training checkpoint also gets the keys `run_id` and `parent_step`. Leftovers of writers that
+        have died are removed. What goes wrong after that, in tidying up, is logged, never raised.
+        None where nothing is saved because of `when_busy` or `on_error`.
+
+        Raises CheckpointError, and writes nothing, when `state` has a `step` that is not the
+        integer it is saved as; see `claim` and `atomic_torch_save` for the rest. What went wrong
+        with an asynchronous save is raised by the next one, by `wait` and by `close`.
         """
         path = self.path_for(step)
         if isinstance(state, Mapping) and "step" in state:
@@ -102,20 +163,63 @@ class CheckpointManager:
             if type(inside) is not int or inside != step:
                 words = f"the state holds step {inside!r}, but is to be saved as {step}"
                 raise CheckpointError(words)
-        atomic_torch_save(state, path)
-        self._remember_own(path)
+        try:
+            return self._saver.save(step, path, state, self._after_file)
+        finally:
+            self._saved_at = time.monotonic()
+
+    def wait(self) -> None:
+        """Returns when the last save is safe on disk. Raises what went wrong with it."""
+        self._saver.wait()
+
+    def finished(self) -> list[tuple[int, Path]]:
+        """(step, path) of each save that has become safe on disk since the last time."""
+        done = self._saver.finished
+        return [done.popleft() for _ in range(len(done))]
+
+    def close(self) -> None:
+        """Waits for the last save and gives the directory free. Raises what went wrong with it.
+
+        The manager may be used again: the next save claims the directory anew.
+        """
+        self._saver.close()
+
+    def abandon(self) -> None:
+        """For an end at once: gives up the save that is being written. Nothing is damaged by it."""
+        self._saver.abandon()
+
+    def __enter__(self) -> CheckpointManager:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+        elif not isinstance(error, Exception):
+            self.abandon()  # an interrupt or an exit wants the end at once
+        else:
+            try:
+                self.close()
+            except Exception as second:  # the first error is what ended the block
+                logger.error("%s: the last save failed as well: %s", self.directory, second)
+
+    def point_to(self, step: int) -> None:
+        """Makes `latest.json` name the file of `step`, durably: the last act of a save."""
+        with self._saver.working:
+            self._saver.point_to(operator.index(step), step_file_name(step))
+
+    def _after_file(self, step: int, path: Path) -> None:
+        self._retention.remember_good(path)
         self.point_to(step)
         for tidy in (lambda: self._sweep(step), self.prune):
             try:
                 tidy()
             except Exception as error:
                 logger.warning("%s: saved, but could not tidy up: %s", self.directory, error)
-        return path
-
-    def point_to(self, step: int) -> None:
-        """Makes `latest.json` name the file of `step`, durably: the last act of a save."""
-        target = {"step": operator.index(step), "file": step_file_name(step)}
-        atomic_json_dump(target, self.directory / POINTER_NAME)
 
     def latest_path(self) -> Path | None:
         """The checkpoint to resume from: what the pointer names, else the highest step, else None.
@@ -146,17 +250,26 @@ class CheckpointManager:
         step and the command that mends the directory; with `fallback` that step is loaded instead
         and a CheckpointWarning says so. A file that needs more than safe loading allows raises
         RefusedFileError. `weights_only=False` emits a TrustWarning: the file may run any code.
+        The run that saved it becomes the one of this manager (see `claim`).
         """
+        self._saver.settle()
+        state = self._load_latest(fallback, weights_only)
+        if state is not None:
+            self.resumed_from(state)
+        return state
+
+    def _load_latest(self, fallback: bool, weights_only: bool) -> dict[Any, Any] | None:
         pointer, path = self._select()
         if path is None:
             return None
         self._say_if_behind(path)
+        _say_if_replaced(pointer, path)
         if pointer.target is not None and pointer.step not in (None, pointer.file_step):
             words = f"says step {pointer.step} and names {pointer.file}, another step's"
             error, unusable = CheckpointError(f"{pointer.path}: {words}"), None
         else:
             try:
-                return _load_checked(path, weights_only)
+                return self._load_checked(path, weights_only)
             except RefusedFileError:
                 raise
             except CheckpointError as problem:
@@ -165,27 +278,31 @@ class CheckpointManager:
         if found is None or not fallback:
             raise CheckpointError(f"{error}. {self._advice(found, passed_over)}") from error
         words = f"{error}. Loading {found.name} instead, the newest valid step."
-        warnings.warn(words, CheckpointWarning, stacklevel=2)
+        warnings.warn(words, CheckpointWarning, stacklevel=3)
         return load_state(found, weights_only=weights_only)
 
     def prune(self) -> list[Path]:
         """Deletes the oldest step files so that the `keep_last` newest stay; gives what it deleted.
 
         Steps are compared as numbers, times are ignored. A file counts only if it opens and its
-        sizes are right (checksums are not read: that would cost as much as loading), so damaged
-        files never push out good ones; where not one is good, the number alone decides. The
-        pointer's target always stays, and so does whatever is not a regular step file directly in
-        this directory. With `keep_last=None` nothing is deleted. Files that are gone already don't
+        sizes are right, so damaged files never push out good ones; where not one is good, the
+        number alone decides. The pointer's target always stays; so do files of another run once
+        the directory is claimed, and whatever is not a regular step file directly in it. Beside the
+        pointer's target at least one file stays that is proven good, checksums and all (with a
+        `keep_last` of 1 the target itself is read for that); those that this manager wrote or
+        loaded are. With `keep_last=None` nothing is deleted. Files that are gone already don't
         matter. Raises OSError for one that can't be deleted, after the others.
         """
-        directory = self._scan()
-        if self.keep_last is None or directory is None:
-            return []
-        files = _newest_first(directory)
-        keep = self._names_to_keep(files, self.keep_last)
-        if directory.pointer.target is not None and directory.pointer.file is not None:
-            keep.add(directory.pointer.file)
-        return _delete([Path(file.path) for file in reversed(files) if file.name not in keep])
+        with self._saver.working:
+            directory = self._scan()
+            if self.keep_last is None or directory is None:
+                return []
+            going = self._retention.choose(directory, self.keep_last, self._saver.owns())
+            try:
+                return delete(going)
+            finally:
+                if going:
+                    self._saver.kept.forget(*(path.name for path in going if not path.exists()))
 
     def copy_to(self, destination: str | os.PathLike[str]) -> Path:
         """Copies the file that `latest_path` selects, durably; gives the copy's path.
@@ -194,6 +311,7 @@ class CheckpointManager:
         once the copy is whole. Mode and time are kept. Raises CheckpointError when there is no
         checkpoint, OSError when reading or writing fails.
         """
+        self._saver.settle()
         source = self.latest_path()
         if source is None:
             raise CheckpointError(f"{self.directory}: there is no checkpoint to copy")
@@ -224,12 +342,12 @@ class CheckpointManager:
         directory = self._scan()
         if pointer.state != "missing":
             logger.warning("%s is not followed: %s", pointer.path, pointer.problem)
-        files = _newest_first(directory) if directory is not None else []
+        files = newest_first(directory) if directory is not None else []
         return pointer, Path(files[0].path) if files else None
 
     def _say_if_behind(self, path: Path) -> None:
         directory = self._scan()
-        files = _newest_first(directory) if directory is not None else []
+        files = newest_first(directory) if directory is not None else []
         step = parse_step_file_name(path.name)
         if files and step is not None and files[0].step > step:
             logger.warning(
@@ -279,78 +397,51 @@ class CheckpointManager:
 
         return command(verb, self.directory)
 
-    def _names_to_keep(self, files: list[StepFile], count: int) -> set[str]:
-        """Newest first until `count` good ones are met, with whatever lies between them."""
-        keep: set[str] = set()
-        good, unknown = 0, set()
-        for file in files:
-            if good == count:
-                break
-            keep.add(file.name)
-            verdict = self._is_good(file)
-            good += verdict is True
-            if verdict is None:
-                unknown.add(file.name)
-        if good:
-            return keep
-        return {file.name for file in files[:count]} | unknown
-
-    def _is_good(self, file: StepFile) -> bool | None:
-        """Whether a quick look finds nothing wrong; None if there could be no look.
-
-        Files that this manager wrote are known, and so is what was looked at before.
-        """
-        from ckpttool.actions.newest import judge
-
-        signature = file.size, file.mtime_ns
-        known = self._judged.get(file.name)
-        if known is None or known[0] != signature or known[1] is None:
-            judged = judge(file, quick=True)
-            known = signature, None if judged.unchecked else judged.is_valid
-            self._judged[file.name] = known
-        return known[1]
-
-    def _remember_own(self, path: Path) -> None:
-        status = path.stat()
-        self._judged[path.name] = (status.st_size, status.st_mtime_ns), True
-
     def _sweep(self, step: int) -> None:
-        """Removes temporaries that can never be finished: of this step or before, writer dead."""
         directory = self._scan()
-        for other in directory.others if directory is not None else ():
-            if other.kind != "temporary" or other.temporary is None:
-                continue
-            target, pid = other.temporary
-            of_step = parse_step_file_name(target)
-            ours = target == POINTER_NAME or (of_step is not None and of_step <= step)
-            if ours and not is_writing(pid, os.path.abspath(self.directory / target)):
-                logger.info("removing %s, left by a writer that has died", other.path)
-                _delete([Path(other.path)])
+        for path in sweep(directory, step) if directory is not None else ():
+            logger.info("removing %s, left by a writer that has died", path)
+            delete([path])
+
+    def _load_checked(self, path: Path, weights_only: bool) -> dict[Any, Any]:
+        """Loads a file after proving that it is whole. Raises CheckpointError."""
+        problem, proven = _look_at(path, weights_only)
+        if problem is not None:
+            raise CheckpointError(f"{path}: {problem}")
+        if proven:
+            self._retention.remember_good(path)
+        state = load_state(path, weights_only=weights_only)
+        step = parse_step_file_name(path.name)
+        if state.get("step", step) != step:
+            raise CheckpointError(f"{path}: holds step {state['step']!r}, unlike its name")
+        return state
 
 
-def _load_checked(path: Path, weights_only: bool) -> dict[Any, Any]:
-    """Loads a file after proving that it is whole. Raises CheckpointError."""
-    problem = _problem_with(path, weights_only)
-    if problem is not None:
-        raise CheckpointError(f"{path}: {problem}")
-    state = load_state(path, weights_only=weights_only)
-    step = parse_step_file_name(path.name)
-    if state.get("step", step) != step:
-        raise CheckpointError(f"{path}: holds step {state['step']!r}, unlike its name")
-    return state
+def _one_of(name: str, value: str, *allowed: str) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} must be {' or '.join(map(repr, allowed))}, not {value!r}")
 
 
-def _problem_with(path: Path, weights_only: bool) -> str | None:
-    """What verification finds wrong with a file, in words; None if it may be loaded."""
+def _say_if_replaced(pointer: Pointer, path: Path) -> None:
+    """Verification knows whether the file is whole; only this tells that it is another one."""
+    size = pointer.extra.get("size")
+    found = path.stat().st_size
+    if pointer.target is not None and type(size) is int and found != size:
+        words = "%s has %d bytes, while %s records %d: it is not the file that was saved there"
+        logger.warning(words, path, found, pointer.path, size)
+
+
+def _look_at(path: Path, weights_only: bool) -> tuple[str | None, bool]:
+    """What keeps a file from being loaded, in words; and whether its checksums were all right."""
     from ckpttool.checks.verify import verify
 
     try:
         report = verify(path)
     except UnreadableError as error:
-        return f"could not be read: {error.reason}"
+        return f"could not be read: {error.reason}", False
     verdict = report.files[0]
     if verdict.state in ("valid", "intact"):
-        return None
+        return None, verdict.checksums == "checked"
     errors = [finding for finding in report.findings if finding.severity.value == "error"]
     families = ["FIL"]
     if verdict.state == "dangerous" and weights_only:
@@ -359,30 +450,5 @@ def _problem_with(path: Path, weights_only: bool) -> str | None:
         families.append("SCH")
     # Else it is whole, only without a step: whoever saved that may have it back.
     for finding in (error for family in families for error in errors if error.id[:3] == family):
-        return f"is {verdict.state}: {finding.id}: {finding.words}"
-    return None
-
-
-def _newest_first(directory: CheckpointDirectory) -> list[StepFile]:
-    """Regular step files; of several names for one step the usual one first."""
-    files = [file for file in directory.steps if file.is_regular]
-    return sorted(
-        files, key=lambda file: (file.step, file.name == step_file_name(file.step)), reverse=True
-    )
-
-
-def _delete(paths: list[Path]) -> list[Path]:
-    """Deletes what is there, and gives what it deleted. Raises the first error after all."""
-    deleted, errors = [], []
-    for path in paths:
-        try:
-            path.unlink()
-        except FileNotFoundError:
-            continue  # another process was faster
-        except OSError as error:
-            errors.append(error)
-            continue
-        deleted.append(path)
-    if errors:
-        raise errors[0]
-    return deleted
+        return f"is {verdict.state}: {finding.id}: {finding.words}", False
+    return None, False

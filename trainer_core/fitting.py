@@ -55,7 +55,7 @@ _KNOWN = {
 }
 
 
-def check_model(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+def check_model(saved: Mapping[str, Any], own: Mapping[str, Any], path: str = "model") -> None:
     """Raises CheckpointError, naming the key, for a tensor that cannot be copied into the model's.
 
     `saved` and `own` are state dicts. Refused are tensors without data, and sparse, quantized,
@@ -65,11 +65,11 @@ def check_model(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     for name, tensor in saved.items():
         if not isinstance(tensor, torch.Tensor):
             continue
-        _check_data(f"model.{name}", tensor)
+        _check_data(f"{path}.{name}", tensor)
         mine = own.get(name)
         if isinstance(mine, torch.Tensor) and _form(tensor) != _form(mine):
             raise CheckpointError(
-                f"model.{name}: is a {_form(tensor)} tensor, while the model's is {_form(mine)}"
+                f"{path}.{name}: is a {_form(tensor)} tensor, while the model's is {_form(mine)}"
             )
 
 
@@ -114,6 +114,56 @@ def check_loaded_options(optimizer: torch.optim.Optimizer) -> None:
     for index, group in enumerate(optimizer.param_groups):
         missing = [name for name in _needed_options(optimizer) if name not in group]
         _refuse_missing(index, missing, optimizer)
+
+
+def check_loaded(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
+    """Raises CheckpointError for what an optimizer was given and has not kept.
+
+    Looks at the parts of each parameter's state, their shapes and dtypes, and the numbers of each
+    group. An optimizer with a `load_state_dict` of its own may drop things in silence.
+    """
+    loaded = optimizer.state_dict()
+    for (key, _, _), own in zip(places(saved, optimizer), _keys(loaded), strict=False):
+        entry, now = saved["state"].get(key, {}), loaded["state"].get(own, {})
+        for part, value in entry.items():
+            words = _loss(part, value, now.get(part, _GONE))
+            if words:
+                raise CheckpointError(f"optimizer.state.{key}.{part}: {words}")
+    for index, (group, now) in enumerate(
+        zip(saved["param_groups"], loaded["param_groups"], strict=False)
+    ):
+        for name, value in group.items():
+            plain = isinstance(value, (int, float, str, bool, type(None)))
+            if name != "params" and plain and not _is_kept(value, now.get(name, _GONE)):
+                raise CheckpointError(
+                    f"optimizer.param_groups[{index}].{name}: {value!r:.60} was saved, and after "
+                    f"loading it is {now.get(name, 'gone')!r:.60}"
+                )
+
+
+_GONE = object()
+
+
+def _keys(state: Mapping[str, Any]) -> Iterator[Any]:
+    return chain.from_iterable(group["params"] for group in state["param_groups"])
+
+
+def _loss(part: str, saved: Any, loaded: Any) -> str:
+    if loaded is _GONE:
+        return "was saved, and is gone after loading"
+    if not isinstance(saved, torch.Tensor) or not isinstance(loaded, torch.Tensor):
+        return ""
+    if saved.shape != loaded.shape and saved.numel() != 1:
+        return f"had shape {tuple(saved.shape)}, and has {tuple(loaded.shape)} after loading"
+    if saved.dtype != loaded.dtype and part != "step":
+        return f"was saved as {saved.dtype}, and is {loaded.dtype} after loading"
+    return ""
+
+
+def _is_kept(saved: Any, loaded: Any) -> bool:
+    if isinstance(loaded, torch.Tensor):
+        loaded = loaded.item() if loaded.numel() == 1 else loaded
+    return loaded is not _GONE and bool(loaded == saved or (loaded != loaded and saved != saved))
 
 
 def _needed_options(optimizer: torch.optim.Optimizer) -> list[str]:

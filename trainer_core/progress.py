@@ -82,13 +82,10 @@ class Progress:
 
     def say(self, line: str, level: int = logging.INFO) -> None:
         """One line to the log, or to standard error where logging is not configured."""
-        if self._logger.hasHandlers():
-            self._logger.log(level, line)
-        elif self._bar is not None:
+        if self._bar is not None and not self._logger.hasHandlers():
             self._bar.write(line, file=self._stream)
         else:
-            self._stream.write(line + "\n")
-            self._stream.flush()
+            tell(self._logger, line, level, self._stream)
 
     def close(self) -> None:
         """Takes the bar down. Touches no tensor, so it is safe after a failure of the device."""
@@ -131,6 +128,18 @@ class Progress:
                 tokens=one.tokens,
                 elapsed_s=one.at - self._began,
             )
+
+
+def tell(
+    logger: logging.Logger, line: str, level: int = logging.INFO, stream: TextIO | None = None
+) -> None:
+    """One line to the log, or to standard error (or `stream`) where logging is not configured."""
+    if logger.hasHandlers():
+        logger.log(level, line)
+        return
+    out = sys.stderr if stream is None else stream
+    out.write(line + "\n")
+    out.flush()
 
 
 @contextmanager

@@ -4,7 +4,8 @@ What is stored is what the generators themselves give (`random.getstate()`,
 `np.random.get_state()`, `torch.get_rng_state()`), with arrays turned into lists of integers, so
 that it loads under `torch.load(weights_only=True)`. The original forms restore as well.
 
-Not captured: generators that a DataLoader or its persistent workers hold.
+Generators that a DataLoader, its sampler or its dataset hold are kept with the position in the
+data: see `trainer_core.feed`.
 """
 
 from __future__ import annotations
@@ -29,15 +30,40 @@ def capture_rng_state() -> dict[str, Any]:
     Keys: `python`; `numpy`, where it is installed; `torch` (the CPU's); `cuda`, one tensor a
     device, where CUDA is available; `mps`, where that is. Give it to `restore_rng_state`.
     """
-    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
-    numpy = _numpy()
-    if numpy is not None:
-        state["numpy"] = _plain_numpy_state(numpy.random.get_state(legacy=False))
+    state = plain_host_state(host_rng_state())
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state_all()
     if torch.backends.mps.is_available():
         state["mps"] = torch.mps.get_rng_state()
     return state
+
+
+def host_rng_state() -> dict[str, Any]:
+    """The states of the generators that are on no device, quickly and as they come.
+
+    `plain_host_state` makes of it what a checkpoint holds.
+    """
+    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    numpy = _numpy()
+    if numpy is not None:
+        state["numpy"] = numpy.random.get_state(legacy=False)
+    return state
+
+
+def plain_host_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What `host_rng_state` gave, as plain values and CPU tensors."""
+    plain = dict(state)
+    if plain.get("numpy"):
+        plain["numpy"] = _plain_numpy_state(plain["numpy"])
+    return plain
+
+
+def is_same_state(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two results of `host_rng_state` are the same."""
+    if one["python"] != other["python"] or not torch.equal(one["torch"], other["torch"]):
+        return False
+    numpys = [plain_host_state({"numpy": side.get("numpy", {})}) for side in (one, other)]
+    return bool(numpys[0] == numpys[1])
 
 
 def restore_rng_state(state: Any) -> dict[str, str]:
@@ -58,6 +84,24 @@ def restore_rng_state(state: Any) -> dict[str, str]:
     for part, reason in failures.items():
         logger.warning("random state not restored: %s: %s", part, reason)
     return failures
+
+
+def grave_failures(failures: Mapping[str, str], saved: Any, device: torch.device) -> dict[str, str]:
+    """Those failures of `restore_rng_state` that a run on `device` cannot overlook.
+
+    Not what the checkpoint never held, nor generators of devices that are not the run's own.
+    """
+    if not isinstance(saved, Mapping):
+        return {}
+    own = {"python", "numpy", "torch", device.type}
+    if device.type == "cuda" and torch.cuda.is_available():
+        index = torch.cuda.current_device() if device.index is None else device.index
+        own.add(f"cuda:{index}")
+    return {
+        part: reason
+        for part, reason in failures.items()
+        if part in own and part.partition(":")[0] in saved
+    }
 
 
 class _Missing:

@@ -1,6 +1,6 @@
 """The training checkpoint: every key of it, in the one module that both builds and checks it.
 
-A checkpoint is a dictionary (other keys may stand beside these):
+A checkpoint is a dictionary with these keys:
 
 | key           | value                                                                   |
 |---------------|-------------------------------------------------------------------------|
@@ -16,22 +16,31 @@ A checkpoint is a dictionary (other keys may stand beside these):
 | `coordinator` | the coordinator's state dict, or None                                   |
 | `precision`   | `PrecisionPlan.as_dict()`: `mode`, `autocast_enabled`, `use_scaler`     |
 
-What `build_checkpoint` gives loads under `torch.load(weights_only=True)`.
+Beside them stand what makes going on exact. Readers of the keys above need not know them, and a
+file without them resumes:
+
+| key            | value                                                                  |
+|----------------|------------------------------------------------------------------------|
+| `data`         | the place in the data: see `trainer_core.feed`                         |
+| `modes`        | which modules train and which evaluate: see `trainer_core.modes`       |
+| `environment`  | versions and settings to compare: see `trainer_core.facts`             |
+| `callbacks`    | the states of callbacks by name, where some have one                   |
+| `ema`          | the state dict of the averaged weights, where there are some           |
+| `accumulation` | micro-batches of a step that was not whole, only where there were some |
+
+Other keys may be there too. What `build_checkpoint` gives loads under
+`torch.load(weights_only=True)`.
 """
 
 from __future__ import annotations
 
-import enum
-import os
-from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
-
-import torch
 
 from trainer_core.precision import PrecisionPlan
 from trainer_core.redaction import REDACTED, redact
 from trainer_core.rng import capture_rng_state
+from trainer_core.savable import CheckpointError, to_plain
 
 __all__ = [
     "KEYS",
@@ -55,10 +64,6 @@ KEYS = (
 """Every key, in the order in which they are stored."""
 
 
-class CheckpointError(RuntimeError):
-    """A checkpoint is not what it should be, cannot be made, or is not there."""
-
-
 def build_checkpoint(
     *,
     model: Mapping[str, Any],
@@ -72,12 +77,14 @@ def build_checkpoint(
     config: Any = None,
     rng: Mapping[str, Any] | None = None,
     coordinator: Mapping[str, Any] | None = None,
+    extra: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Puts state dicts and counters together into a checkpoint. Tensors are taken as they are.
 
-    `config` is redacted (see `redact`). `rng` is captured now unless given. Numpy scalars, paths
-    and enums inside the state dicts become plain values. Raises CheckpointError, naming the key
-    path, for what is no plain value and so could not be loaded safely (a function, an array), and
+    `extra` holds the keys that stand beside those of the schema. `config` is redacted (see
+    `redact`). `rng` is captured now unless given. Numpy scalars, paths and enums inside the state
+    dicts become plain values. Raises CheckpointError, naming the key path, for what is no plain
+    value and so could not be loaded safely (a function, an array), and
     for what `check_checkpoint` would refuse.
     """
     state = {
@@ -93,6 +100,7 @@ def build_checkpoint(
         "coordinator": to_plain(coordinator, "coordinator"),
         "precision": precision.as_dict(),
     }
+    state |= {key: to_plain(value, key) for key, value in (extra or {}).items()}
     check_checkpoint(state, complete=True)
     return state
 
@@ -221,108 +229,8 @@ _CHECKS: dict[str, Callable[[str, Any], Iterable[str]]] = {
 }
 
 
-def to_plain(value: Any, path: str) -> Any:
-    """`value` with nothing in it that `torch.load(weights_only=True)` refuses.
-
-    Containers that need no change are kept as they are, and so are tensors. Numpy scalars,
-    subclasses of numbers and strings, paths and enums become plain values. Raises CheckpointError
-    naming the path (`scheduler.lr_lambdas[0]`) for anything that has no exact plain form.
-    """
-    return _Plainer().convert(value, path)
-
-
-_ALREADY_PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray, set)
-_TORCH_PLAIN = (torch.dtype, torch.device, torch.Size, torch.layout)
-_MOST_DEPTH = 150  # three calls a level, and Python stops at a thousand
-
-
-class _Plainer:
-    """Walks one value; what occurs twice is converted once, so that sharing is kept."""
-
-    def __init__(self) -> None:
-        self._done: dict[int, tuple[Any, Any]] = {}  # keeps the original, so that its id stays its
-        self._depth = 0
-
-    def convert(self, value: Any, path: str) -> Any:
-        kind = type(value)
-        if kind is torch.Tensor or kind in _ALREADY_PLAIN or kind in _TORCH_PLAIN:
-            return value
-        known = self._done.get(id(value))
-        if known is not None:
-            return known[1]
-        if self._depth > _MOST_DEPTH:
-            raise CheckpointError(f"{path[:200]}: is nested too deeply, or contains itself")
-        self._depth += 1
-        plain = self._compound(value, path)
-        self._depth -= 1
-        self._done[id(value)] = value, plain
-        return plain
-
-    def _compound(self, value: Any, path: str) -> Any:
-        if isinstance(value, Mapping):
-            return self._mapping(value, path)
-        if type(value) in (list, tuple):
-            items = [self.convert(item, f"{path}[{i}]") for i, item in enumerate(value)]
-            unchanged = all(new is old for new, old in zip(items, value, strict=True))
-            return value if unchanged else type(value)(items)
-        if isinstance(value, enum.Enum):
-            return self.convert(value.value, path)
-        if isinstance(value, torch.Tensor):
-            return _tensor(value, path)
-        return _scalar(value, path)
-
-    def _mapping(self, value: Mapping[Any, Any], path: str) -> Any:
-        items = [
-            (self.convert(key, f"{path} (a key)"), self.convert(item, f"{path}.{key}"))
-            for key, item in value.items()
-        ]
-        if type(value) in (dict, OrderedDict, Counter):
-            pairs = zip(items, value.items(), strict=True)
-            if all(key is k and item is i for (key, item), (k, i) in pairs):
-                return value
-        return OrderedDict(items) if isinstance(value, OrderedDict) else dict(items)
-
-
-def _tensor(value: torch.Tensor, path: str) -> torch.Tensor:
-    kind = type(value)
-    if kind in (torch.nn.Parameter, torch.nn.Buffer) or kind in _registered():
-        return value
-    raise CheckpointError(
-        f"{path}: is a {_type_name(value)}, which torch.load refuses unless it is registered with "
-        "torch.serialization.add_safe_globals"
-    )
-
-
-def _scalar(value: Any, path: str) -> Any:
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if isinstance(value, str):
-        return str.__str__(value)
-    if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
-        return value.item()
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        return float(value)
-    if isinstance(value, torch.storage.UntypedStorage) or type(value) in _registered():
-        return value
-    raise CheckpointError(
-        f"{path}: is {_kind(value)} ({_type_name(value)}), which a checkpoint cannot hold: "
-        "only plain values, lists, dictionaries and tensors"
-    )
-
-
-def _registered() -> list[Any]:
-    """Classes that the user has told torch to trust."""
-    return list(torch.serialization.get_safe_globals())
-
-
 def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _type_name(value: Any) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def _kind(value: Any) -> str:

@@ -62,7 +62,8 @@ def step_of(state: dict[Any, Any] | None) -> int:
 
 
 def names(directory: Path) -> list[str]:
-    return sorted(os.listdir(directory))
+    """All that is there but what tells of the writer and of the steps that are kept."""
+    return sorted(set(os.listdir(directory)) - {".writer.lock", "manifest.jsonl"})
 
 
 def steps(directory: Path) -> list[int]:
@@ -147,7 +148,12 @@ def test_the_layout_and_the_pointer(tmp_path: Path) -> None:
     for step in (2, 4, 6):
         assert manager.save(step, state_at(step)) == tmp_path / name_of(step)
     assert names(tmp_path) == ["latest.json", name_of(4), name_of(6)]
-    assert json.loads((tmp_path / "latest.json").read_text()) == {"step": 6, "file": name_of(6)}
+    pointer = json.loads((tmp_path / "latest.json").read_text())
+    assert (pointer["step"], pointer["file"]) == (6, name_of(6))
+    manager.close()
+    assert sorted(os.listdir(tmp_path)) == [
+        *("latest.json", "manifest.jsonl", name_of(4), name_of(6))
+    ]
 
 
 def test_a_disabled_manager_saves_when_it_is_told_to(tmp_path: Path) -> None:
@@ -169,12 +175,14 @@ def test_torch_alone_loads_what_was_saved(tmp_path: Path) -> None:
 def test_a_finished_save_has_fsynced_the_file_before_the_pointer_moves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    manager = CheckpointManager(tmp_path, keep_last=None)
+    manager.claim()
     events: list[tuple[str, ...]] = []
     fsync, replace = os.fsync, os.replace
 
     def recorded_fsync(descriptor: int) -> None:
-        is_directory = stat.S_ISDIR(os.fstat(descriptor).st_mode)
-        events.append(("fsync", "directory" if is_directory else "file"))
+        name = os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}"))
+        events.append(("fsync", name.split(".tmp-")[0].lstrip(".")))
         fsync(descriptor)
 
     def recorded_replace(source: Any, target: Any) -> None:
@@ -183,14 +191,16 @@ def test_a_finished_save_has_fsynced_the_file_before_the_pointer_moves(
 
     monkeypatch.setattr(os, "fsync", recorded_fsync)
     monkeypatch.setattr(os, "replace", recorded_replace)
-    saved(tmp_path, 4)
+    manager.save(4, state_at(4))
     assert events == [
-        ("fsync", "file"),
+        ("fsync", name_of(4)),
         ("replace", name_of(4)),
-        ("fsync", "directory"),
-        ("fsync", "file"),
+        ("fsync", tmp_path.name),
+        ("fsync", "manifest.jsonl"),
+        ("fsync", tmp_path.name),
+        ("fsync", "latest.json"),
         ("replace", "latest.json"),
-        ("fsync", "directory"),
+        ("fsync", tmp_path.name),
     ]
 
 
@@ -226,15 +236,14 @@ def test_a_full_disk_while_the_pointer_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manager = saved(tmp_path, 2, 4)
-    fsync, calls = os.fsync, []
+    fsync = os.fsync
 
-    def full_at_the_third(descriptor: int) -> None:
-        calls.append(descriptor)
-        if len(calls) == 3:  # step file, directory, pointer
+    def full_at_the_pointer(descriptor: int) -> None:
+        if "latest.json" in os.readlink(f"/proc/self/fd/{descriptor}"):
             raise OSError(28, "No space left on device")
         fsync(descriptor)
 
-    monkeypatch.setattr(os, "fsync", full_at_the_third)
+    monkeypatch.setattr(os, "fsync", full_at_the_pointer)
     with pytest.raises(OSError, match="No space left on device"):
         manager.save(6, state_at(6))
     monkeypatch.undo()
@@ -251,8 +260,8 @@ KILLED = """
         def point_to(self, step):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    CheckpointManager(sys.argv[1]).save(2, state_at(2))
-    Dies(sys.argv[1]).save(4, state_at(4))
+    CheckpointManager(sys.argv[1], run_id="a").save(2, state_at(2))
+    Dies(sys.argv[1], run_id="a").save(4, state_at(4))
 """
 
 
@@ -508,6 +517,7 @@ def test_one_flipped_bit_is_what_torch_does_not_see(tmp_path: Path) -> None:
 def test_the_command_in_the_error_mends_the_directory(tmp_path: Path) -> None:
     directory = tmp_path / "a run's [1] каталог"
     manager = saved(directory, 2, 4)
+    manager.close()
     cut(directory / name_of(4))
     with pytest.raises(CheckpointError) as caught:
         manager.load_latest()
@@ -522,8 +532,9 @@ def test_the_command_in_the_error_mends_the_directory(tmp_path: Path) -> None:
 def test_the_command_names_the_step_where_a_newer_one_could_not_be_checked(tmp_path: Path) -> None:
     """A pickle that is nested beyond every limit is neither good nor proven bad."""
     manager = saved(tmp_path, 2, 4, 6)
+    manager.close()
     with zipfile.ZipFile(tmp_path / name_of(6), "w") as archive:
-        archive.writestr("archive/data.pkl", b"\x80\x02" + b"]" * 20_000 + b"a" * 19_999 + b".")
+        archive.writestr("archive/data.pkl", b"\x80\x02\x8b\xd0\x07\0\0" + bytes(1999) + b"\x01.")
         archive.writestr("archive/version", "3\n")
     with pytest.raises(CheckpointError) as caught:
         manager.load_latest()
@@ -733,6 +744,7 @@ def test_the_pointers_target_stays_however_old(tmp_path: Path) -> None:
 def test_going_on_from_an_older_step_never_deletes_what_was_just_saved(tmp_path: Path) -> None:
     saved(tmp_path, 2, 4, 6, 8)
     manager = CheckpointManager(tmp_path, keep_last=2)
+    manager.load_latest()
     manager.save(3, state_at(3))
     assert steps(tmp_path) == [3, 6, 8]
 
@@ -750,6 +762,7 @@ def test_damaged_files_do_not_push_out_good_ones(tmp_path: Path, keep: int) -> N
 def test_a_failed_save_costs_no_good_file(tmp_path: Path) -> None:
     saved(tmp_path, 2, 4, 6)
     manager = CheckpointManager(tmp_path, keep_last=3)  # a new process: it knows none of them
+    manager.load_latest()
     with pytest.raises(TypeError):
         manager.save(8, {"step": 8, "bad": (n for n in "x")})
     assert manager.prune() == []

@@ -45,7 +45,8 @@ def crc(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def pointer(directory: Path) -> object:
-    return json.loads((directory / "latest.json").read_text())
+    content = json.loads((directory / "latest.json").read_text())
+    return {key: content[key] for key in ("step", "file")}
 
 
 class Runs(NamedTuple):
@@ -78,9 +79,8 @@ def test_the_loss_falls_and_the_end_is_readable(runs: Runs) -> None:
 
 def test_it_dies_between_the_file_and_the_pointer(runs: Runs) -> None:
     assert sorted(os.listdir(runs.directory)) == [
-        "latest.json",
-        "step_000000000003.pt",
-        "step_000000000006.pt",
+        *(".writer.lock", "latest.json", "manifest.jsonl"),
+        *("step_000000000003.pt", "step_000000000006.pt"),
     ]
     assert pointer(runs.directory) == {"step": 3, "file": "step_000000000003.pt"}
     state = torch.load(runs.directory / "step_000000000006.pt", weights_only=True)
@@ -96,7 +96,9 @@ def test_it_goes_on_from_the_newest_valid_file_as_if_nothing_had_happened(
     assert "though latest.json names step_000000000003.pt" in done.stdout
     assert crc(done) == crc(runs.whole)
     assert pointer(died) == {"step": 9, "file": "step_000000000009.pt"}
-    assert done.stderr.splitlines()[0].startswith("step 7/10 ")
+    lines = done.stderr.splitlines()
+    assert "took over the lock of a writer that is gone" in lines[0]
+    assert lines[1].startswith("step 7/10 ")
 
 
 def test_a_damaged_newest_file_is_passed_over(runs: Runs, died: Path) -> None:
@@ -206,8 +208,11 @@ def test_an_interrupt_ends_it_in_one_line(tmp_path: Path) -> None:
         while not process.stderr.readline().startswith("step 1/"):
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        assert process.stderr.read().splitlines()[-1] == "demo: interrupted"
+        last = process.stderr.read().splitlines()[-1]
+    found = re.fullmatch(r"demo: signal SIGINT: step (\d+) is saved, and --resume .*", last)
+    assert found, last
     assert process.returncode == 130
+    assert (tmp_path / f"step_{int(found[1]):012d}.pt").exists()
 
 
 def test_without_torch_there_is_one_line_that_names_the_extra(tmp_path: Path) -> None:

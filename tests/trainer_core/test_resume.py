@@ -54,6 +54,12 @@ class Stream(IterableDataset[torch.Tensor]):
             batch[1] += np.random.random()
             yield batch
 
+    def state_dict(self) -> dict[str, Any]:
+        return {}  # it holds nothing itself
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        assert state == {}
+
 
 def endless() -> DataLoader[torch.Tensor]:
     return DataLoader(Stream(), batch_size=None)
@@ -96,10 +102,10 @@ def frozen(trainer: Trainer) -> dict[str, Any]:
     return copy.deepcopy(trainer.state_dict())
 
 
-def said(trainer: Trainer, state: Any) -> str:
+def said(trainer: Trainer, state: Any, **options: Any) -> str:
     """The words of the one warning of a resume."""
     with pytest.warns(ResumeWarning) as caught:
-        trainer.resume(state)
+        trainer.resume(state, **options)
     assert len(caught) == 1
     assert caught[0].filename == __file__
     return str(caught[0].message)
@@ -193,9 +199,9 @@ def test_a_checkpoint_of_the_original_system_resumes(tmp_path: Path) -> None:
     optimizer = torch.optim.AdamW([*trained, *norms], lr=1.0)
     scheduler = lr_scheduler.LambdaLR(optimizer, lambda step: 0.5)
     one = Trainer(model, optimizer, [torch.ones(2)], device="cpu", scheduler=scheduler)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        one.resume(state)
+    assert said(one, state).splitlines()[1:] == [
+        "  - data: approximate: the checkpoint does not say where in the data it was"
+    ]
     assert (one.step, one.samples, one.tokens) == (8, 16, 256)
     assert same(dict(model.state_dict()), dict(state["model"]))
     assert optimizer.param_groups[0]["lr"] == 2.6999999999999996e-05
@@ -758,15 +764,33 @@ def test_a_missing_or_unused_scheduler_is_told(state: dict[str, Any]) -> None:
     assert "scheduler: no state saved" in words
 
 
-def test_random_numbers_that_cannot_be_restored_are_told(
+def test_random_numbers_that_cannot_be_restored_change_nothing(
+    running: Trainer, state: dict[str, Any]
+) -> None:
+    rng = {**state["rng"], "python": "garbage", "torch": 3}
+    unchanged_by(running, {**state, "rng": rng}, CheckpointError, r"rng\.python: .*rng\.torch: ")
+
+
+def test_random_numbers_may_differ_where_that_is_allowed(
     state: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     one = new(make_scheduler=SCHEDULERS[3])
-    words = said(one, {**state, "rng": {**state["rng"], "python": "garbage", "torch": 3}})
-    assert words.startswith("random numbers go on differently than before:\n  - python: ")
-    assert "\n  - torch: " in words
+    rng = {**state["rng"], "python": "garbage", "torch": 3}
+    words = said(one, {**state, "rng": rng}, allow_partial=("rng",)).splitlines()
+    assert words[0] == "not all of the checkpoint of step 5 was restored:"
+    assert words[1].startswith("  - rng.python: ") and words[2].startswith("  - rng.torch: ")
     assert "python" in caplog.text
     assert one.step == 5 and same(dict(one.model.state_dict()), dict(state["model"]))
+    assert np.random.get_state()[1].tolist() == list(state["rng"]["numpy"][1])
+
+
+def test_random_numbers_that_were_never_saved_are_told(state: dict[str, Any]) -> None:
+    one = new(make_scheduler=SCHEDULERS[3])
+    rng = {part: value for part, value in state["rng"].items() if part != "numpy"}
+    words = said(one, {**state, "rng": rng})
+    assert words.splitlines()[1:] == ["  - rng.numpy: the checkpoint holds no state for it"]
+    words = said(one, {key: value for key, value in state.items() if key != "rng"})
+    assert "  - rng: holds nothing where a mapping belongs" in words
 
 
 # What is deferred: scaler and coordinator

@@ -161,7 +161,12 @@ def test_numpy_scalars_enums_and_paths_become_plain_exactly() -> None:
     ("value", "words"),
     [
         (lambda: 1, "a function"),
-        (np.zeros(3), "numpy.ndarray"),
+        (np.array(["a"]), "an array of <U1"),
+        (np.array([object()]), "an array of object"),
+        (np.zeros(2, "datetime64[s]"), "an array of datetime64"),
+        (np.zeros(2, ">f4"), "an array of >f4"),
+        (np.longdouble(1) / 3, "longdouble"),
+        (np.datetime64("2026-01-01"), "datetime64"),
         (object(), "object"),
         (frozenset((1,)), "frozenset"),
         (range(3), "range"),

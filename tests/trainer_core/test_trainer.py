@@ -565,7 +565,8 @@ def test_a_checkpoint_holds_what_torch_says(tmp_path: Path) -> None:
     state = torch.load(tmp_path / "step_000000000003.pt", weights_only=True)
     assert list(state) == [
         *("model", "optimizer", "scaler", "scheduler", "step", "samples", "tokens", "config"),
-        *("rng", "coordinator", "precision"),
+        *("rng", "coordinator", "precision", "data", "modes", "environment"),
+        *("run_id", "parent_step"),
     ]
     assert same(state["model"], model.state_dict())
     assert same(state["optimizer"], optimizer.state_dict())

@@ -151,7 +151,11 @@ def _run(options: argparse.Namespace) -> None:
         say(f"step {trainer.step} of {options.steps} is done already: nothing to do")
         return
     _check_crash(options, trainer.step)
-    _report(trainer.fit(), trainer, manager)
+    result = trainer.fit()
+    if result.stopped_by is not None:
+        words = f"{result.stopped_by}: step {result.steps} is saved, and --resume goes on from it"
+        raise Stop(words, result.exit_code)
+    _report(result, trainer, manager)
 
 
 def _checkpoint_to_resume(manager: CheckpointManager, resume: bool) -> Path | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -51,8 +51,8 @@ def encode(text: str) -> torch.Tensor:
 class Crops:
     """An endless loader of random pieces of a text, drawn with torch's global generator.
 
-    That generator is part of every checkpoint. So, though a checkpoint keeps no position in the
-    data, a resumed run sees the very batches that an uninterrupted one would have seen.
+    That generator is part of every checkpoint, and there is nothing else that a place in these data
+    could be: `state_dict` says so.
     """
 
     def __init__(self, characters: torch.Tensor, *, batch: int, positions: int) -> None:
@@ -68,3 +68,10 @@ class Crops:
             starts = torch.randint(len(self._characters) - self._positions, (self._batch, 1))
             crops = self._characters[starts + offsets]
             yield crops[:, :-1], crops[:, 1:]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: what comes next hangs on the random numbers alone."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """There is nothing to go to."""

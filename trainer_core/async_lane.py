@@ -1,0 +1,81 @@
+"""One save at a time on a thread of its own."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import weakref
+from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+
+class AbandonedError(Exception):
+    """A save was given up because the program is to end at once."""
+
+
+class Lane:
+    """Does one piece of work at a time beside the caller.
+
+    Its thread is not a daemon: a program that ends in the usual way waits for the last save. What
+    one raised waits here until somebody asks.
+    """
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._failures: list[BaseException] = []
+        self._give_up = threading.Event()
+        _lanes.add(self)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a piece of work is being done."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self, work: Callable[[], object]) -> None:
+        """Begins `work`, after what was begun before has ended."""
+        self.wait()
+        self._give_up.clear()
+        self._thread = threading.Thread(target=self._do, args=(work,), name="checkpoint-save")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Returns when nothing is being done; at once on the lane's own thread."""
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def failure(self) -> BaseException | None:
+        """What the work raised, once."""
+        return self._failures.pop(0) if self._failures else None
+
+    def abandon(self) -> None:
+        """Asks the work to end as soon as it can; whatever it has not finished is lost."""
+        self._give_up.set()
+
+    def watch(self) -> None:
+        """To be called by the work from time to time. Raises AbandonedError."""
+        if self._give_up.is_set():
+            raise AbandonedError("the save was abandoned")
+
+    def _do(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except AbandonedError:
+            logger.warning("a save was abandoned; what was saved before it stays")
+        except BaseException as error:
+            self._failures.append(error)
+
+
+_lanes: weakref.WeakSet[Lane] = weakref.WeakSet()
+
+
+def _tell() -> None:
+    """At the end of the program: a failure that nobody asked for shall not be lost."""
+    for lane in list(_lanes):
+        while (error := lane.failure()) is not None:
+            logger.error("the last checkpoint could not be saved: %s", error)
+
+
+atexit.register(_tell)

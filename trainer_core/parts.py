@@ -1,0 +1,18 @@
+"""The parts of a run that a checkpoint restores at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+
+class Parts(NamedTuple):
+    """`callbacks` are those that have a state, by name."""
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    scheduler: Any | None
+    ema: Any | None
+    callbacks: Mapping[str, Any]
