@@ -23,7 +23,10 @@ class Lane:
     """
 
     def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
+        self._worker: threading.Thread | None = None
+        # Not the thread's own `join`: one that is interrupted takes it for ended (CPython 3.11).
+        self._idle = threading.Event()
+        self._idle.set()
         self._failures: list[BaseException] = []
         self._give_up = threading.Event()
         _lanes.add(self)
@@ -31,20 +34,25 @@ class Lane:
     @property
     def is_busy(self) -> bool:
         """Whether a piece of work is being done."""
-        return self._thread is not None and self._thread.is_alive()
+        return not self._idle.is_set()
 
     def start(self, work: Callable[[], object]) -> None:
         """Begins `work`, after what was begun before has ended."""
         self.wait()
         self._give_up.clear()
-        self._thread = threading.Thread(target=self._do, args=(work,), name="checkpoint-save")
-        self._thread.start()
+        self._worker = threading.Thread(target=self._do, args=(work,), name="checkpoint-save")
+        self._idle.clear()
+        try:
+            self._worker.start()
+        except BaseException:
+            if not self._worker.is_alive():
+                self._idle.set()
+            raise
 
     def wait(self) -> None:
         """Returns when nothing is being done; at once on the lane's own thread."""
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+        if threading.current_thread() is not self._worker:
+            self._idle.wait()
 
     def failure(self) -> BaseException | None:
         """What the work raised, once."""
@@ -52,7 +60,8 @@ class Lane:
 
     def abandon(self) -> None:
         """Asks the work to end as soon as it can; whatever it has not finished is lost."""
-        self._give_up.set()
+        if self.is_busy:
+            self._give_up.set()
 
     def watch(self) -> None:
         """To be called by the work from time to time. Raises AbandonedError."""
@@ -66,6 +75,8 @@ class Lane:
             logger.warning("a save was abandoned; what was saved before it stays")
         except BaseException as error:
             self._failures.append(error)
+        finally:
+            self._idle.set()
 
 
 _lanes: weakref.WeakSet[Lane] = weakref.WeakSet()

@@ -31,6 +31,7 @@ from ckpttool.model.names import parse_step_file_name, step_file_name
 from ckpttool.model.pointer import Pointer, read_pointer
 from trainer_core.atomic import atomic_json_dump, atomic_torch_save
 from trainer_core.loading import RefusedFileError, TrustWarning, load_state
+from trainer_core.looking import look_at, say_if_replaced
 from trainer_core.retention import Retention, delete, newest_first, sweep
 from trainer_core.saver import Policy, Saver, SaveWarning
 from trainer_core.state import CheckpointError
@@ -263,7 +264,7 @@ class CheckpointManager:
         if path is None:
             return None
         self._say_if_behind(path)
-        _say_if_replaced(pointer, path)
+        say_if_replaced(pointer, path)
         if pointer.target is not None and pointer.step not in (None, pointer.file_step):
             words = f"says step {pointer.step} and names {pointer.file}, another step's"
             error, unusable = CheckpointError(f"{pointer.path}: {words}"), None
@@ -405,7 +406,7 @@ class CheckpointManager:
 
     def _load_checked(self, path: Path, weights_only: bool) -> dict[Any, Any]:
         """Loads a file after proving that it is whole. Raises CheckpointError."""
-        problem, proven = _look_at(path, weights_only)
+        problem, proven = look_at(path, weights_only)
         if problem is not None:
             raise CheckpointError(f"{path}: {problem}")
         if proven:
@@ -420,35 +421,3 @@ class CheckpointManager:
 def _one_of(name: str, value: str, *allowed: str) -> None:
     if value not in allowed:
         raise ValueError(f"{name} must be {' or '.join(map(repr, allowed))}, not {value!r}")
-
-
-def _say_if_replaced(pointer: Pointer, path: Path) -> None:
-    """Verification knows whether the file is whole; only this tells that it is another one."""
-    size = pointer.extra.get("size")
-    found = path.stat().st_size
-    if pointer.target is not None and type(size) is int and found != size:
-        words = "%s has %d bytes, while %s records %d: it is not the file that was saved there"
-        logger.warning(words, path, found, pointer.path, size)
-
-
-def _look_at(path: Path, weights_only: bool) -> tuple[str | None, bool]:
-    """What keeps a file from being loaded, in words; and whether its checksums were all right."""
-    from ckpttool.checks.verify import verify
-
-    try:
-        report = verify(path)
-    except UnreadableError as error:
-        return f"could not be read: {error.reason}", False
-    verdict = report.files[0]
-    if verdict.state in ("valid", "intact"):
-        return None, verdict.checksums == "checked"
-    errors = [finding for finding in report.findings if finding.severity.value == "error"]
-    families = ["FIL"]
-    if verdict.state == "dangerous" and weights_only:
-        families.insert(0, "TRU")
-    if verdict.checksums not in ("checked", "none stored") or verdict.state == "wrong-step":
-        families.append("SCH")
-    # Else it is whole, only without a step: whoever saved that may have it back.
-    for finding in (error for family in families for error in errors if error.id[:3] == family):
-        return f"is {verdict.state}: {finding.id}: {finding.words}", False
-    return None, False

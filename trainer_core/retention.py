@@ -38,7 +38,10 @@ class Retention:
 
     def remember_good(self, path: Path) -> None:
         """Notes a file that was just written and checked, or read with all its checksums."""
-        status = path.stat()
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            return  # pruned meanwhile by whoever writes here
         signature = status.st_size, status.st_mtime_ns
         self._glanced[path.name] = signature, True
         self._proven[path.name] = signature

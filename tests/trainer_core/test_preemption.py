@@ -172,6 +172,9 @@ def test_a_second_interrupt_ends_at_once_and_damages_nothing(tmp_path: Path) -> 
     assert state is not None
     assert state["step"] == 4
     assert not one.should_stop()
+    one._callbacks._hooks["on_step_end"].clear()
+    assert one.fit(8).steps == 8  # and it may be gone on with
+    assert steps(tmp_path) == [4, 6, 8]
 
 
 @pytest.mark.parametrize("beside", [False, True])

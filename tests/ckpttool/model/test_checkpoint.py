@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 import ckpttool
 from ckpttool.cli.main import main
 from ckpttool.errors import UnreadableError
+from ckpttool.findings import Severity
 from ckpttool.formats.anomaly import Anomaly
 from ckpttool.formats.globals import Trust
 from ckpttool.formats.limits import DEFAULT_LIMITS
@@ -367,7 +368,9 @@ def test_a_limit_is_said_and_nothing_is_called_good(
     checkpoint = opened(file, data, limits=DEFAULT_LIMITS._replace(**limits))
     assert reason in one(checkpoint, "pickle-limit").facts["reason"]
     report = ckpttool.verify(file, limits=DEFAULT_LIMITS._replace(**limits))
-    assert report.could_not_check
+    # Nesting is nothing that an honest file has: such a file is no checkpoint, whoever looks.
+    assert report.could_not_check == ("depth" not in limits)
+    assert report.newest_valid is None and report.worst is Severity.ERROR
 
 
 def test_a_limit_of_a_plain_pickle(file: Path) -> None:
