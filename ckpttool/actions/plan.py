@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.io.durable import write_error
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from ckpttool.io.durable import Progress
 
 
-class Action:
+class Action(ABC):
     """One small change on disk. `path` is what it changes, `kind` says how in one word."""
 
     __slots__ = ("path",)
@@ -20,13 +21,13 @@ class Action:
     def __init__(self, path: str) -> None:
         self.path = path
 
+    @abstractmethod
     def describe(self) -> str:
         """The change in words that begin with a verb."""
-        raise NotImplementedError
 
+    @abstractmethod
     def apply(self, progress: Progress | None = None) -> None:
         """Makes the change, durably. Raises OSError when the system refuses."""
-        raise NotImplementedError
 
     def facts(self) -> dict[str, Any]:
         """What `as_dict` says beyond kind and path."""

@@ -75,6 +75,36 @@ def converting_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def finish_converting(
+    plan: Any,
+    out: str,
+    *,
+    proof: str,
+    dry_run: bool,
+    as_json: bool,
+    problem: Exception | None = None,
+    **options: Any,
+) -> ExitCode:
+    """How the verbs end that write a file anew: writes `plan` to `out`, and says what was written.
+
+    `proof` says what shows that the result is right. With a `problem` nothing is written, and it is
+    raised. `options` go to `plan.write`.
+    """
+    from ckpttool.render.convert_page import show_written
+
+    written = None
+    if problem is None and not dry_run:
+        written = with_progress(plan.write, out, **options)
+    if as_json:
+        facts = {"out": out, "dry_run": dry_run, "written": written and written._asdict()}
+        write_json({**plan.as_dict(), **facts})
+    if problem is not None:
+        raise problem
+    if not as_json:
+        show_written(Printer(), plan.size, written, proof)
+    return ExitCode.OK
+
+
 def example(*lines: str) -> str:
     """An epilog for `--help`: commands to copy, not rewrapped."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)

@@ -11,8 +11,8 @@ from ckpttool.cli.common import (
     converting_options,
     end_cleanly_when_terminated,
     example,
+    finish_converting,
     with_progress,
-    write_json,
 )
 from ckpttool.exitcodes import ExitCode
 from ckpttool.render.text import Printer
@@ -67,7 +67,7 @@ def command(
     from ckpttool.converting.safetensors import require_library
     from ckpttool.converting.sections import SectionError
     from ckpttool.io.output import refuse_output
-    from ckpttool.render.convert_page import show_exporting, show_written
+    from ckpttool.render.convert_page import show_exporting
 
     require_library()
     end_cleanly_when_terminated()
@@ -80,15 +80,13 @@ def command(
     with opened as plan:
         if not as_json:
             show_exporting(Printer(), plan, allow_loss=allow_loss)
-        problem = plan.problem(allow_loss=allow_loss)
-        written = None
-        if problem is None and not dry_run:
-            written = with_progress(plan.write, out, allow_loss=allow_loss, force=force)
-        if as_json:
-            facts = {"out": out, "dry_run": dry_run, "written": written and written._asdict()}
-            write_json({**plan.as_dict(), **facts})
-        if problem is not None:
-            raise problem
-        if not as_json:
-            show_written(Printer(), plan.size, written, "opened again, every byte compared")
-    return ExitCode.OK
+        return finish_converting(
+            plan,
+            out,
+            proof="opened again, every byte compared",
+            dry_run=dry_run,
+            as_json=as_json,
+            problem=plan.problem(allow_loss=allow_loss),
+            allow_loss=allow_loss,
+            force=force,
+        )

@@ -11,8 +11,8 @@ from ckpttool.cli.common import (
     converting_options,
     end_cleanly_when_terminated,
     example,
+    finish_converting,
     with_progress,
-    write_json,
 )
 from ckpttool.exitcodes import ExitCode
 from ckpttool.render.text import Printer
@@ -48,7 +48,7 @@ def command(
     """
     from ckpttool.converting.harden import plan_harden
     from ckpttool.io.output import refuse_output
-    from ckpttool.render.convert_page import show_hardening, show_written
+    from ckpttool.render.convert_page import show_hardening
 
     end_cleanly_when_terminated()
     refuse_output(out, file, force=force)
@@ -56,15 +56,13 @@ def command(
     with with_progress(plan_harden, file) as plan:
         if not as_json:
             show_hardening(Printer(), plan, allow_loss=allow_loss)
-        problem = plan.problem(allow_loss=allow_loss)
-        written = None
-        if problem is None and not dry_run:
-            written = with_progress(plan.write, out, allow_loss=allow_loss, force=force)
-        if as_json:
-            facts = {"out": out, "dry_run": dry_run, "written": written and written._asdict()}
-            write_json({**plan.as_dict(), **facts})
-        if problem is not None:
-            raise problem
-        if not as_json:
-            show_written(Printer(), plan.size, written, "loads with weights_only=True")
-    return ExitCode.OK
+        return finish_converting(
+            plan,
+            out,
+            proof="loads with weights_only=True",
+            dry_run=dry_run,
+            as_json=as_json,
+            problem=plan.problem(allow_loss=allow_loss),
+            allow_loss=allow_loss,
+            force=force,
+        )

@@ -11,8 +11,8 @@ from ckpttool.cli.common import (
     converting_options,
     end_cleanly_when_terminated,
     example,
+    finish_converting,
     with_progress,
-    write_json,
 )
 from ckpttool.exitcodes import ExitCode
 from ckpttool.render.text import Printer
@@ -54,7 +54,7 @@ def command(
     from ckpttool.converting.sections import SectionError
     from ckpttool.converting.slim import plan_slim
     from ckpttool.io.output import refuse_output
-    from ckpttool.render.convert_page import show_slimming, show_written
+    from ckpttool.render.convert_page import show_slimming
 
     if keep and drop:
         raise click.UsageError("--keep and --drop exclude each other")
@@ -68,12 +68,11 @@ def command(
     with opened as plan:
         if not as_json:
             show_slimming(Printer(), plan)
-        written = None
-        if not dry_run:
-            written = with_progress(plan.write, out, force=force)
-        if as_json:
-            facts = {"out": out, "dry_run": dry_run, "written": written and written._asdict()}
-            write_json({**plan.as_dict(), **facts})
-        else:
-            show_written(Printer(), plan.size, written, "read back, all checksums match")
-    return ExitCode.OK
+        return finish_converting(
+            plan,
+            out,
+            proof="read back, all checksums match",
+            dry_run=dry_run,
+            as_json=as_json,
+            force=force,
+        )

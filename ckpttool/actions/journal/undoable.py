@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -133,36 +134,36 @@ class UndoableAction(Action):
         return {"kind": self.kind, "name": self.name, "why": self.why}
 
     @classmethod
+    @abstractmethod
     def from_record(
         cls, directory: str, operation_folder: str, record: dict[str, Any]
     ) -> UndoableAction:
         """The action in a record; `self` of subclasses. Raises FormatError for a bad one."""
-        raise NotImplementedError
 
+    @abstractmethod
     def apply(self, progress: Progress | None = None) -> None:
         """Makes the change, or the rest of it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def revert(self) -> None:
         """Takes the change back, or the part of it that was made."""
-        raise NotImplementedError
 
     def state(self) -> str:
         """`before`, `after`, `between`; `foreign` where the disk is not as the plan says."""
         with self.places() as places:
             return self.state_in(places)
 
+    @abstractmethod
     def state_in(self, places: Places) -> str:
         """`state`, in folders that are open."""
-        raise NotImplementedError
 
+    @abstractmethod
     def obstacle(self, places: Places, ahead: dict[str, Identity | None]) -> str | None:
         """What stands in the way of `revert`, in words. Changes nothing on disk.
 
         `ahead` says what names will hold when its turn comes, where actions after it are to be
         taken back first; it adds what its own taking back will make of them.
         """
-        raise NotImplementedError
 
     def note(self) -> dict[str, Any]:
         """What the operation's note says of it."""

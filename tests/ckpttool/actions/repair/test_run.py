@@ -6,8 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,25 +19,6 @@ from ckpttool.errors import RefusedError
 from ckpttool.model.pointer import read_pointer
 from tests import corrupt
 from tests.ckpttool.checks.builders import name, point, put, saved, step_bytes, training_state
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    """A healthy directory: steps 2, 4 and 6, the pointer at 6."""
-    directory = tmp_path / "run"
-    directory.mkdir(mode=0o755)
-    for step in (2, 4, 6):
-        put(directory, step, step_bytes(step))
-    point(directory, 6)
-    (directory / "latest.json").chmod(0o644)
-    return directory
-
-
-@pytest.fixture(scope="module")
-def dead_pid() -> int:
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    return process.pid
 
 
 def repaired(run: Path, **options: object) -> Repair:
