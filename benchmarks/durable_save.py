@@ -53,8 +53,8 @@ take_turns(durable=durable, managed=managed, plain=plain)
 """
 
 STALL = """
-from trainer_core.container_save import take_apart
-from trainer_core.staging import Staging
+from trainer_core.saving.container import take_apart
+from trainer_core.saving.staging import Staging
 
 manager = CheckpointManager(where / "run", async_save=True)
 parts = take_apart(state).storages

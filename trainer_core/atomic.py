@@ -6,8 +6,8 @@ import json
 import os
 from typing import Any
 
-from trainer_core.container_save import content_of
-from trainer_core.saving import PlainBytes, publish
+from trainer_core.saving.container import content_of
+from trainer_core.saving.publishing import PlainBytes, publish
 
 
 def atomic_torch_save(state: Any, path: str | os.PathLike[str]) -> None:

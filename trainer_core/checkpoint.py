@@ -30,10 +30,10 @@ from ckpttool.model.directory import CheckpointDirectory, scan
 from ckpttool.model.names import parse_step_file_name, step_file_name
 from ckpttool.model.pointer import Pointer, read_pointer
 from trainer_core.atomic import atomic_json_dump, atomic_torch_save
-from trainer_core.loading import RefusedFileError, TrustWarning, load_state
-from trainer_core.looking import look_at, say_if_replaced
-from trainer_core.retention import Retention, delete, newest_first, sweep
-from trainer_core.saver import Policy, Saver, SaveWarning
+from trainer_core.resuming.loading import RefusedFileError, TrustWarning, load_state
+from trainer_core.resuming.looking import look_at, say_if_replaced
+from trainer_core.saving.retention import Retention, delete, newest_first, sweep
+from trainer_core.saving.saver import Policy, Saver, SaveWarning
 from trainer_core.state import CheckpointError
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ What is stored is what the generators themselves give (`random.getstate()`,
 that it loads under `torch.load(weights_only=True)`. The original forms restore as well.
 
 Generators that a DataLoader, its sampler or its dataset hold are kept with the position in the
-data: see `trainer_core.feed`.
+data: see `trainer_core.data.feed`.
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@ file without them resumes:
 
 | key            | value                                                                  |
 |----------------|------------------------------------------------------------------------|
-| `data`         | the place in the data: see `trainer_core.feed`                         |
-| `modes`        | which modules train and which evaluate: see `trainer_core.modes`       |
-| `environment`  | versions and settings to compare: see `trainer_core.facts`             |
+| `data`         | the place in the data: see `trainer_core.data.feed`                         |
+| `modes`        | which modules train and which evaluate: see `trainer_core.resuming.modes`       |
+| `environment`  | versions and settings to compare: see `trainer_core.resuming.facts`             |
 | `callbacks`    | the states of callbacks by name, where some have one                   |
 | `ema`          | the state dict of the averaged weights, where there are some           |
 | `accumulation` | micro-batches of a step that was not whole, only where there were some |
@@ -40,7 +40,7 @@ from typing import Any
 from trainer_core.precision import PrecisionPlan
 from trainer_core.redaction import REDACTED, redact
 from trainer_core.rng import capture_rng_state
-from trainer_core.savable import CheckpointError, to_plain
+from trainer_core.saving.savable import CheckpointError, to_plain
 
 __all__ = [
     "KEYS",

@@ -17,27 +17,27 @@ from typing import Any
 
 import torch
 
-from trainer_core.arguments import (
+from trainer_core.callbacks import Callbacks
+from trainer_core.checkpoint import CheckpointManager
+from trainer_core.coordinator import SyncCoordinator
+from trainer_core.loop.arguments import (
     at_least,
     checked_clip,
     checked_coordinator,
     checked_scheduler,
     plan,
 )
-from trainer_core.averaging import checked_ema
-from trainer_core.callbacks import Callbacks
-from trainer_core.checkpoint import CheckpointManager
-from trainer_core.coordinator import SyncCoordinator
-from trainer_core.modes import set_modes
+from trainer_core.loop.averaging import checked_ema
+from trainer_core.loop.preemption import StopFlag, StopSignals, exit_code, steps_together
+from trainer_core.loop.progress import Progress, progress_of
+from trainer_core.loop.schedules import check_horizon
+from trainer_core.loop.stepping import Accumulated, LossFunction, Stepper
 from trainer_core.precision import PrecisionPlan
-from trainer_core.preemption import StopFlag, StopSignals, exit_code, steps_together
-from trainer_core.progress import Progress, progress_of
 from trainer_core.redaction import redact
-from trainer_core.resumable import Resumable
-from trainer_core.resume import ResumeWarning
+from trainer_core.resuming.modes import set_modes
+from trainer_core.resuming.resumable import Resumable
+from trainer_core.resuming.resume import ResumeWarning
 from trainer_core.rng import capture_rng_state
-from trainer_core.schedules import check_horizon
-from trainer_core.stepping import Accumulated, LossFunction, Stepper
 
 __all__ = ["ResumeWarning", "TrainResult", "Trainer"]
 
@@ -79,7 +79,7 @@ class Trainer(Resumable):
     `coordinator`: see SyncCoordinator. `logger`: for plain progress lines and warnings.
 
     A batch goes to the model as `model(**batch)` if it is a mapping, `model(*batch)` if it is a
-    list or tuple, else `model(batch)`; see `count` in trainer_core.batches for what counts as
+    list or tuple, else `model(batch)`; see `count` in trainer_core.loop.batches for what counts as
     samples and tokens. The model returns a loss, a mapping with `loss`, or a tuple that begins with
     one; `loss_fn(model, batch)` replaces call and loss. `accumulation_steps`: micro-batches for
     each optimizer step, each loss divided by their number. `grad_clip`: the greatest norm of all
@@ -169,7 +169,7 @@ class Trainer(Resumable):
 
         With an enabled checkpoint manager the directory is claimed for the whole fit (see
         `CheckpointManager.claim`), the fit ends when the last save is safe on disk, and SIGTERM,
-        SIGINT and SIGUSR1 work like `stop` (see `trainer_core.preemption`).
+        SIGINT and SIGUSR1 work like `stop` (see `trainer_core.loop.preemption`).
         """
         target = self._target(max_steps)
         began = time.perf_counter()

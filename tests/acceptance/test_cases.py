@@ -573,7 +573,7 @@ def test_k10_a_file_renamed_to_another_step(run: Path) -> None:
 
 
 def test_k11_parameter_groups_that_do_not_fit() -> None:
-    from tests.trainer_core.test_resume import Net, new
+    from tests.trainer_core.resuming.test_resume import Net, new
 
     trainer = new(seed=1)
     state = trainer.state_dict()

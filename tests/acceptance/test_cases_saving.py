@@ -25,8 +25,8 @@ import torch
 
 import ckpttool
 from tests import corrupt
+from tests.trainer_core.saving.test_publishing import failing, silently_stops
 from tests.trainer_core.test_checkpoint import name_of, names, state_at, steps
-from tests.trainer_core.test_saving import failing, silently_stops
 from tests.trainer_core.test_trainer import assert_equal, trainer
 from trainer_core import (
     Callback,
@@ -124,7 +124,7 @@ def test_b03_one_passing_error_of_a_shared_disk_does_not_end_a_run(
 def test_b03_one_that_stays_ends_it_or_not_as_was_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trainer_core import saving
+    from trainer_core.saving import publishing as saving
 
     monkeypatch.setattr(saving, "retrying", lambda attempt, what, waits_s: attempt())
     plain = os.fsync

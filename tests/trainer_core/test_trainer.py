@@ -26,7 +26,7 @@ from trainer_core import (
     TrainResult,
     capture_rng_state,
 )
-from trainer_core.progress import Progress
+from trainer_core.loop.progress import Progress
 
 FP16_SCALED = PrecisionPlan("fp16", autocast_enabled=False, use_scaler=True)
 BF16 = PrecisionPlan("bf16", autocast_enabled=True, use_scaler=False)
@@ -333,7 +333,7 @@ def test_types_of_a_batch_stay_on_the_way_to_the_device() -> None:
 
 
 def test_the_device_moves_model_and_every_tensor_of_a_batch() -> None:
-    from trainer_core.batches import to_device
+    from trainer_core.loop.batches import to_device
 
     meta = torch.device("meta")
     moved = to_device({"a": (ROWS, [IDS]), "b": Pair(ROWS, "x")}, meta)

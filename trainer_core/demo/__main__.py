@@ -20,7 +20,7 @@ from ckpttool.model.pointer import read_pointer
 from trainer_core.checkpoint import CheckpointManager
 from trainer_core.demo.model import CharTransformer
 from trainer_core.demo.text import VOCABULARY, Crops, Text, own_text
-from trainer_core.loading import load_state
+from trainer_core.resuming.loading import load_state
 from trainer_core.state import CheckpointError
 from trainer_core.trainer import Trainer, TrainResult
 

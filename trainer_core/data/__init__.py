@@ -1,0 +1,1 @@
+"""The place in the data, and the seeds and generators of whatever draws there."""

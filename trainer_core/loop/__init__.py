@@ -1,0 +1,1 @@
+"""One optimizer step after the other: batches, arithmetic, averages, signals, progress."""

@@ -1,0 +1,227 @@
+"""How a step gets into a directory: claimed, written, pointed to, and only then tidied up after.
+
+The order survives a crash at any moment. What the pointer and the manifest say of a file that is
+about to be replaced goes first; then the file (see `publish`), its line in the manifest, the
+pointer; last of all what is old is deleted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ckpttool.errors import RefusedError
+from ckpttool.model.directory import scan
+from ckpttool.model.names import POINTER_NAME
+from ckpttool.model.pointer import read_pointer
+from trainer_core.atomic import json_bytes
+from trainer_core.saving.async_lane import Lane
+from trainer_core.saving.container import Container, content_of
+from trainer_core.saving.directory_lock import Hold
+from trainer_core.saving.kept_steps import KeptSteps
+from trainer_core.saving.publishing import Content, Written, publish
+from trainer_core.saving.run_identity import RunIdentity, owner_by_pointer, owner_of
+from trainer_core.saving.staging import Staging
+
+logger = logging.getLogger(__name__)
+
+_MOST_FINISHED = 1000
+
+
+class SaveWarning(UserWarning):
+    """A checkpoint could not be saved, and training goes on without it (`on_error="warn"`)."""
+
+
+class Policy(NamedTuple):
+    """How one manager saves; see CheckpointManager."""
+
+    durable: bool = True
+    async_save: bool = False
+    when_busy: str = "wait"
+    on_error: str = "raise"
+    min_free: int = 0
+
+
+class Saver:
+    """Saves the steps of one run into one directory.
+
+    `finished` collects (step, path) of each save that is safe on disk, for whoever asks.
+    """
+
+    def __init__(self, directory: Path, policy: Policy, run_id: str | None) -> None:
+        self.directory = directory
+        self.policy = policy
+        self.identity = RunIdentity(run_id)
+        self.kept = KeptSteps(directory, sync=policy.durable)
+        self.finished: deque[tuple[int, Path]] = deque(maxlen=_MOST_FINISHED)
+        self.working = threading.RLock()
+        self._lane = Lane()
+        self._staging = Staging()
+        self._hold: Hold | None = None
+        self._let_go: Callable[[], object] | None = None
+        self._last: tuple[str, Written] | None = None
+
+    def claim(self) -> None:
+        """Takes the directory's lock and looks whose checkpoints are there.
+
+        Once this is done, only the pointer is looked at. Raises CheckpointError where another
+        process writes there, or where another run's checkpoints are.
+        """
+        where = os.fspath(self.directory)
+        if self._hold is not None:
+            self._hold.check()
+            self.identity.settle(where, owner_by_pointer(where))
+            return
+        hold = Hold(where, self.identity.run_id)
+        try:
+            self.identity.settle(where, owner_of(scan(where)))
+        except BaseException:
+            hold.release()
+            raise
+        self._hold = hold
+        self._let_go = weakref.finalize(self, hold.release)
+
+    def begin(self) -> None:
+        """`claim`, with what the system refuses handled as that of a save."""
+        try:
+            self.claim()
+        except OSError as error:
+            self._raise_or_warn(error)
+
+    def save(
+        self, step: int, path: Path, state: Any, then: Callable[[int, Path], None]
+    ) -> Path | None:
+        """Saves `state` at `path`, and calls `then` when the file is safe.
+
+        None where nothing is saved: skipped, or failed and only warned of.
+        """
+        self.surface()
+        try:
+            self.claim()
+            if self._lane.is_busy and self.policy.when_busy == "skip":
+                logger.info("step %d is not saved: the save before is still being written", step)
+                return None
+            self._lane.wait()
+            self.surface()
+            self._begin(step, path, state, then)
+        except OSError as error:
+            self._raise_or_warn(error)
+            return None
+        return path
+
+    def wait(self) -> None:
+        """Returns when the last save is safe on disk. Raises what went wrong with it."""
+        self._lane.wait()
+        self.surface()
+
+    def settle(self) -> None:
+        """Returns when nothing is being written; says nothing of how it went."""
+        self._lane.wait()
+
+    def surface(self) -> None:
+        """Raises, or warns of, what went wrong on the lane since the last time."""
+        error = self._lane.failure()
+        if isinstance(error, OSError):
+            self._raise_or_warn(error, stacklevel=5)
+        elif error is not None:
+            raise error
+
+    def close(self) -> None:
+        """Waits for the last save, and gives the lock back even where that failed."""
+        try:
+            self.wait()
+        finally:
+            if self._let_go is not None:
+                self._let_go()
+            self._hold = self._let_go = None
+
+    def abandon(self) -> None:
+        """Gives up what is being written, without waiting; the lock stays until it has ended."""
+        self._lane.abandon()
+
+    def owns(self) -> Callable[[str], bool]:
+        """Tells of a file's name whether it may be this run's.
+
+        Whoever has not claimed the directory is no run, but somebody tidying up: all is theirs.
+        """
+        if self._hold is None:
+            return lambda file: True
+        entries = self.kept.entries()
+        return lambda file: self.identity.owns(entries.get(file, {}).get("run_id"))
+
+    def point_to(self, step: int, file: str) -> None:
+        """Writes the pointer, with all that is known of the file."""
+        target: dict[str, Any] = {"step": step, "file": file} | self._facts_of(file)
+        publish(json_bytes(target), self.directory / POINTER_NAME, sync=self.policy.durable)
+
+    def _begin(self, step: int, path: Path, state: Any, then: Callable[[int, Path], None]) -> None:
+        content = content_of(self.identity.marked(state))
+        beside = self.policy.async_save
+        if beside and isinstance(content, Container):
+            content = Container(self._staging.copy(content.state))
+        elif beside:
+            logger.info("step %d is saved at once: only torch.save can write what it holds", step)
+            beside = False
+
+        def work() -> None:
+            with self.working:
+                self._carry_out(step, path, content, then)
+
+        if beside:
+            self._lane.start(work)
+        else:
+            work()
+
+    def _carry_out(
+        self, step: int, path: Path, content: Content, then: Callable[[int, Path], None]
+    ) -> None:
+        if os.path.lexists(path):
+            self._forget(path.name)
+        written = publish(
+            content,
+            path,
+            sync=self.policy.durable,
+            digest=True,
+            min_free=self.policy.min_free,
+            watch=self._lane.watch,
+        )
+        self._last = path.name, written
+        run_id, parent = self.identity.run_id, self.identity.parent_step
+        self.identity.parent_step = step
+        try:
+            self.kept.add(step, path.name, written, run_id, parent)
+        except OSError as error:
+            logger.warning("%s: step %d has no line in it: %s", self.kept.path, step, error)
+        then(step, path)
+        self.finished.append((step, path))
+
+    def _forget(self, file: str) -> None:
+        """Before a file is replaced: nothing may go on saying what it was."""
+        self._last = None
+        self.kept.forget(file)
+        pointer = read_pointer(self.directory)
+        if pointer.file == file and pointer.step is not None and "sha256" in pointer.extra:
+            kept = {key: pointer.extra[key] for key in ("run_id",) if key in pointer.extra}
+            target = {"step": pointer.step, "file": file, **kept}
+            publish(json_bytes(target), pointer.path, sync=self.policy.durable)
+
+    def _facts_of(self, file: str) -> dict[str, Any]:
+        if self._last is not None and self._last[0] == file:
+            size, sha256 = self._last[1]
+            return {"size": size, "sha256": sha256, "run_id": self.identity.run_id}
+        entry = self.kept.find(file) or {}
+        return {key: entry[key] for key in ("size", "sha256", "run_id") if key in entry}
+
+    def _raise_or_warn(self, error: OSError, stacklevel: int = 4) -> None:
+        if self.policy.on_error != "warn" or isinstance(error, RefusedError):
+            raise error
+        words = f"no checkpoint was saved, training goes on without it: {error}"
+        logger.error(words)
+        warnings.warn(words, SaveWarning, stacklevel=stacklevel)
