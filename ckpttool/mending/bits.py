@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckpttool.errors import FormatError
 from ckpttool.formats.limits import DEFAULT_LIMITS, ReaderLimits
 from ckpttool.mending.crc_algebra import odds, single_bits
-from ckpttool.mending.damaged import DamagedRecord, patched
+from ckpttool.mending.damaged import DamagedRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from ckpttool.mending.elements import Element
     from ckpttool.model.tensor import TensorRef
@@ -69,10 +69,6 @@ class BitMend(NamedTuple):
         """What speaks for it, with the odds against it."""
         return f"the checksum matches with one bit turned back; {odds_in_words(self.odds)}"
 
-    def mended(self, chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-        """The record's chunks with the bit turned back."""
-        return patched(chunks, self.offset, bytes((1 << self.bit,)))
-
     def as_dict(self) -> dict[str, Any]:
         """All fields, and the words, for JSON."""
         facts = {**self._asdict(), "tensors": list(self.tensors)}
@@ -97,24 +93,6 @@ def share_in_words(likelihood: float) -> str:
     return f"{percent:.0f} %" if percent >= 10 else f"{percent:.2g} %"
 
 
-def find_bit(
-    record: DamagedRecord,
-    tensors: Iterable[TensorRef] = (),
-    *,
-    bit_odds: float = DEFAULT_BIT_ODDS,
-    limits: ReaderLimits = DEFAULT_LIMITS,
-) -> BitMend | None:
-    """The flipped bit that explains a record's checksum; None where no single one does.
-
-    `tensors` are those of the checkpoint, to name what changes; none are needed. Where the mend is
-    not sure enough it comes with `refused`: the odds are above `bit_odds`, several bits explain the
-    checksum, or a pickle can't be read with the bit turned back. Raises
-    UnreadableError, and FormatError if the file is cut meanwhile.
-    """
-    found = find_bits(record, tensors, bit_odds=bit_odds, limits=limits)
-    return found[0] if found else None
-
-
 def find_bits(
     record: DamagedRecord,
     tensors: Iterable[TensorRef] = (),
@@ -122,23 +100,16 @@ def find_bits(
     bit_odds: float = DEFAULT_BIT_ODDS,
     limits: ReaderLimits = DEFAULT_LIMITS,
 ) -> list[BitMend]:
-    """Every bit that alone explains the checksum: several can in records above 512 MiB.
+    """Every bit that alone explains a record's checksum: several can in records above 512 MiB.
 
-    For who knows the file's SHA-256 and can try them all. Else as `find_bit`.
+    `tensors` are those of the checkpoint, to name what changes; none are needed. A mend that is
+    not sure enough comes with `refused`: the odds are above `bit_odds`, several bits explain the
+    checksum, or a pickle can't be read with the bit turned back. Who knows the file's SHA-256 can
+    try them all. Raises UnreadableError, and FormatError if the file is cut meanwhile.
     """
     bits = single_bits(record.difference, record.size)
     known = list(tensors) if bits else []
     return [_mend(record, bit, known, len(bits), bit_odds, limits) for bit in bits]
-
-
-def proves(known_sha256: str, chunks: Iterable[bytes | memoryview]) -> bool:
-    """Whether a whole file's bytes have the SHA-256 that was recorded when it was written."""
-    from hashlib import sha256
-
-    digest = sha256()
-    for chunk in chunks:
-        digest.update(chunk)
-    return digest.hexdigest() == known_sha256.strip().lower()
 
 
 class _Change(NamedTuple):

@@ -116,44 +116,12 @@ def _power(value: int, exponent: int) -> int:
     return result
 
 
-# Checksums of messages put together from parts.
-
-
-def crc_shift(difference: int, length: int) -> int:
-    """How a difference between two checksums comes out once `length` equal bytes follow.
-
-    A negative length goes back: what it was before those bytes.
-    """
-    return multiply(difference, power_of_x(8 * length))
-
-
-def crc_combine(first: int, second: int, second_length: int) -> int:
-    """CRC-32 of two messages joined, from the checksums of both and the second's length in bytes.
-
-    The same as zlib's `crc32_combine`.
-    """
-    return crc_shift(first, second_length) ^ second
-
-
-def crc_of_zeros(length: int) -> int:
-    """CRC-32 of `length` zero bytes, without making them."""
-    return crc_shift(_MASK, length) ^ _MASK
-
-
-def crc_replaced(whole: int, old: int, new: int, behind: int) -> int:
-    """CRC-32 of a message of which a part was replaced by another of equal length.
-
-    `whole` is the message's checksum, `old` and `new` those of the part alone, before and after;
-    `behind` counts the bytes that follow the part.
-    """
-    return whole ^ crc_shift(old ^ new, behind)
-
-
 # Damage from its difference.
 
 
 def single_bits(difference: int, length: int) -> list[int]:
-    """Every bit of a message of `length` bytes that alone explains the difference, in order.
+    """Every bit of a message of `length` bytes that alone explains the difference, in order:
+    8 * byte + bit, bit 0 the least significant.
 
     `difference` is the recorded CRC-32, exclusive-or the one that was computed now. No place gives
     an empty list. Up to 512 MiB there is at most one place; above, the powers of x repeat, and
@@ -166,20 +134,10 @@ def single_bits(difference: int, length: int) -> list[int]:
     return [8 * length - 1 - bits for bits in range(behind, 8 * length, ORDER)][::-1]
 
 
-def single_bit(difference: int, length: int) -> int | None:
-    """The bit of a message of `length` bytes that turned: 8 * byte + bit, bit 0 the least
-    significant.
-
-    None where no single bit explains the difference (see `single_bits`), or more than one.
-    """
-    found = single_bits(difference, length)
-    return found[0] if len(found) == 1 else None
-
-
 def burst(difference: int, length: int, start_bit: int, bits: int = 32) -> int | None:
     """Which of `bits` neighbouring bits (32 at most) must have turned, when their place is known.
 
-    `start_bit` is the first of them, counted as `single_bit` does. Bit j of the result stands for
+    `start_bit` is the first of them, counted as `single_bits` does. Bit j of the result stands for
     the message's bit `start_bit + j`; exclusive-or it to the message, as a little-endian number, to
     mend it. None where no change there explains the difference. There is never more than one
     solution, and for 32 bits always one: see `burst_odds` for what it proves. Raises ValueError if
@@ -217,9 +175,3 @@ def burst_odds(bits: int) -> float:
     that is tried adds as much.
     """
     return 2.0 ** (bits - 32)
-
-
-def differs_by_one_bit(a: int, b: int) -> bool:
-    """Whether two numbers differ in exactly one bit, as two copies of one checksum may."""
-    difference = a ^ b
-    return difference != 0 and difference & (difference - 1) == 0
