@@ -296,10 +296,10 @@ def test_b18_any_directory_name(tmp_path: Path, name: str) -> None:
 
 
 def test_b19_b20_memory() -> None:
-    """Beside their parts: test_container_save (peak), test_async_saving (growth)."""
-    from tests.trainer_core import test_async_saving, test_container_save
+    """Beside their parts: test_container (peak), test_async_saving (growth)."""
+    from tests.trainer_core.saving import test_async_saving, test_container
 
-    assert test_container_save.test_a_save_takes_little_memory_beside_the_state
+    assert test_container.test_a_save_takes_little_memory_beside_the_state
     assert test_async_saving.test_memory_does_not_grow_with_the_number_of_saves
 
 
