@@ -19,7 +19,9 @@ MODULES = (
     "convert_speed",
     "durable_save",
     "training_step",
+    "other_trainers",
     "exact_resume",
+    "diloco_protocol",
 )
 
 

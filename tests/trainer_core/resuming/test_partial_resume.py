@@ -340,3 +340,8 @@ def test_another_loader_after_the_resume_takes_the_place_over() -> None:
     one.loss_fn = loss
     one.fit(6)
     assert seen == [3.0, 4.0, 0.0]
+
+
+def test_weights_too_great_to_be_summed_up_are_finite_all_the_same(state: dict[str, Any]) -> None:
+    state["model"]["last.weight"][:] = 3e38
+    trainer(9).resume(state)  # a warning would be an error

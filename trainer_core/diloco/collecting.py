@@ -1,0 +1,177 @@
+"""Finding new deltas: a listing for each node, and the header of each new file, read once."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from trainer_core.diloco.commits import Commit, Refused
+from trainer_core.diloco.deltas import (
+    NODES,
+    DeltaFacts,
+    delta_name,
+    folder_of,
+    judge_header,
+    step_of,
+)
+from trainer_core.diloco.errors import BadNameError, MissingError
+from trainer_core.diloco.fingerprint import Spec
+from trainer_core.diloco.names import check_node_id
+from trainer_core.diloco.outer import Outer
+from trainer_core.diloco.settings import Settings
+from trainer_core.diloco.store import Store
+from trainer_core.diloco.tensorfile import BadFileError, read_header
+
+logger = logging.getLogger(__name__)
+
+PATIENCE = 5
+"""Rounds in which a delta that should be there, and isn't, is waited for."""
+
+
+class Candidate(NamedTuple):
+    """A delta whose header fits; its body was not read yet."""
+
+    name: str
+    size: int
+    facts: DeltaFacts
+
+
+class Current(NamedTuple):
+    """The newest commit and its outer state, always of each other."""
+
+    commit: Commit
+    outer: Outer
+
+
+class Collector:
+    """Finds new deltas, and judges each header once. `watermarks` are the newest commit's."""
+
+    def __init__(self, store: Store, spec: Spec, settings: Settings) -> None:
+        self.refused: dict[str, Refused] = {}
+        self._store, self._spec, self._settings = store, spec, settings
+        self._known: dict[str, Candidate] = {}
+        self._said: set[str] = set()
+        self._missed: Counter[str] = Counter()
+        self._held: dict[str, int] = {}
+
+    def collect(self, current: Current) -> tuple[list[Candidate], list[str]]:
+        """What could be applied now, by node and step; and names that are of no more use."""
+        marks, old = current.commit.watermarks, []
+        self._held.clear()
+        self._forget(marks)
+        for node_id in self._nodes():
+            for file_name, size in self._store.entries(folder_of(node_id)):
+                step = step_of(file_name)
+                if step is None:
+                    continue
+                if step <= marks.get(node_id, -1):
+                    old.append(delta_name(node_id, step))
+                else:
+                    self._look(node_id, step, size)
+        self._fill_gaps(marks)
+        self._refuse_stale(current.outer.outer_step)
+        ready = [one for one in self._known.values() if not self.is_held(one)]
+        return sorted(ready, key=_order), old
+
+    def miss(self, node_id: str, step: int, reason: str) -> None:
+        """A delta is not there, although it was: for this round it is held, and what follows it.
+
+        A store that answers with an older state shows it a moment later; if a later delta of its
+        node were applied before, it would count as dealt with. Refused when that goes on.
+        """
+        name = delta_name(node_id, step)
+        self._known.pop(name, None)
+        self._missed[name] += 1
+        if self._missed[name] < PATIENCE:
+            self._held[node_id] = min(step, self._held.get(node_id, step))
+        else:
+            self._refuse(node_id, step, reason)
+
+    def is_held(self, candidate: Candidate) -> bool:
+        """Whether it must not be applied in this round."""
+        held = self._held.get(candidate.facts.node_id)
+        return held is not None and candidate.facts.local_step >= held
+
+    def refuse(self, candidate: Candidate, reason: str) -> None:
+        """Never looked at again."""
+        self._known.pop(candidate.name, None)
+        self._refuse(candidate.facts.node_id, candidate.facts.local_step, reason)
+
+    def _nodes(self) -> Iterator[str]:
+        for name in self._store.folders(NODES):
+            try:
+                yield check_node_id(name)
+            except BadNameError as error:
+                if name not in self._said:
+                    self._said.add(name)
+                    logger.warning("a folder of %s is passed over: %s", NODES, error)
+
+    def _look(self, node_id: str, step: int, size: int) -> bool:
+        """Reads the header, if it was not read yet. False if there is no such delta."""
+        name = delta_name(node_id, step)
+        if name in self._known or name in self.refused:
+            return True
+        try:
+            facts = judge_header(read_header(self._store, name, size), node_id, step, self._spec)
+        except MissingError:
+            return False
+        except BadFileError as error:
+            self._refuse(node_id, step, str(error))
+            return True
+        self._known[name] = Candidate(name, size, facts)
+        if self._settings.weighting == "samples" and facts.samples is None:
+            self.refuse(self._known[name], "says no number of samples, by which it would count")
+        return True
+
+    def _fill_gaps(self, marks: dict[str, int]) -> None:
+        """Looks for deltas that a listing did not show.
+
+        Each one names the delivery before it. An old listing may lack that; and once the later one
+        is applied, it would be taken for dealt with.
+        """
+        for candidate in list(self._known.values()):
+            facts, step = candidate.facts, candidate.facts.previous_step
+            while step is not None and step > marks.get(facts.node_id, -1):
+                step = self._before(facts.node_id, step)
+
+    def _before(self, node_id: str, step: int) -> int | None:
+        name = delta_name(node_id, step)
+        if name not in self._known and name not in self.refused:
+            size = self._store.size(name)
+            if size is None or not self._look(node_id, step, size):
+                self.miss(node_id, step, "is gone, although it was delivered")
+        known = self._known.get(name)
+        before = None if known is None else known.facts.previous_step
+        return None if before is None or before >= step else before
+
+    def _refuse_stale(self, outer_step: int) -> None:
+        limit = self._settings.max_staleness
+        for candidate in list(self._known.values()):
+            base = candidate.facts.base_outer_step
+            behind = outer_step - max(0, base)
+            if base > outer_step:
+                reason = f"is measured from outer step {base}, but {outer_step} is the newest"
+                self.refuse(candidate, reason)
+            elif limit is not None and behind > limit:
+                self.refuse(candidate, f"is measured from {behind} outer steps ago, above {limit}")
+
+    def _forget(self, marks: dict[str, int]) -> None:
+        for known in (self._known, self.refused):
+            for name in [n for n, one in known.items() if _is_done(one, marks)]:
+                del known[name]
+                self._missed.pop(name, None)
+
+    def _refuse(self, node_id: str, step: int, reason: str) -> None:
+        self.refused[delta_name(node_id, step)] = Refused(node_id, step, reason)
+        logger.warning("%s is refused: it %s", delta_name(node_id, step), reason)
+
+
+def _order(candidate: Candidate) -> tuple[str, int]:
+    return candidate.facts.node_id, candidate.facts.local_step
+
+
+def _is_done(one: Candidate | Refused, marks: dict[str, int]) -> bool:
+    facts = one.facts if isinstance(one, Candidate) else one
+    return facts.local_step <= marks.get(facts.node_id, -1)

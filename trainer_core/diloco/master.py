@@ -1,0 +1,317 @@
+"""The master's side: collect deltas, check, average, step, commit, clean. All on one lane.
+
+Memory, in copies of the model in FP32: global model and momentum, those of the next step while it
+is made, the sum of deltas, and one delta. Deltas wait on the local disk.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from trainer_core.diloco.collecting import Candidate, Collector, Current
+from trainer_core.diloco.commits import (
+    Applied,
+    Commit,
+    CommitLog,
+    File,
+    Refused,
+    shortened,
+    tensor_name,
+)
+from trainer_core.diloco.deltas import norm
+from trainer_core.diloco.errors import DiLoCoError, MissingError, StoreError
+from trainer_core.diloco.fingerprint import Spec, State, is_float
+from trainer_core.diloco.lease import Lease
+from trainer_core.diloco.outer import Average, Outer, nesterov
+from trainer_core.diloco.published import fetch_tensors
+from trainer_core.diloco.settings import Settings
+from trainer_core.diloco.store import Store
+from trainer_core.diloco.tensorfile import (
+    BadFileError,
+    file_sha256,
+    load,
+    save,
+    tensors_sha256,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class Checked(NamedTuple):
+    """A delta whose body was fetched to `path` and fits."""
+
+    candidate: Candidate
+    path: Path
+    sha256: str
+    norm: float
+
+
+class Master:
+    """One node's work as the master. `current` is what is committed; None before `open`.
+
+    Everything but reading `current` belongs on one lane. `own_state` is the model of this node as
+    of its newest boundary: integers and booleans of the global model come from there.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        node_id: str,
+        spec: Spec,
+        settings: Settings,
+        lease: Lease,
+        log: CommitLog,
+    ) -> None:
+        self.current: Current | None = None
+        self.own_state: State | None = None
+        self._store, self._node_id, self._spec = store, node_id, spec
+        self._settings, self._lease, self._log = settings, lease, log
+        self._collector = Collector(store, spec, settings)
+        self._kept: set[str] | None = None  # what the kept commits name, once for each commit
+        self._waiting_since: float | None = None
+        # The lane of an earlier fit may still be at work when the next one begins.
+        self._lock = threading.Lock()
+
+    def open(self, first: Outer, applied: Iterable[tuple[str, int]] = ()) -> None:
+        """Begins from the newest commit; where there is none, commits `first`.
+
+        `applied`: node and local step of deltas that `first` has in it already. Needs the lease.
+        """
+        with self._lock:
+            self._lease.check()
+            self._reload()
+            if self.current is None:
+                marks: dict[str, int] = {}
+                for node_id, step in applied:
+                    marks[node_id] = max(step, marks.get(node_id, -1))
+                commit = self._commit(first, None, [], [], marks)
+                if not self._log.append(commit):
+                    self._reload()
+                else:
+                    self.current = Current(commit, first)
+            assert self.current is not None
+            pointer = self._log.pointer()
+            if pointer is None or pointer.outer_step != self.current.commit.outer_step:
+                self._log.point_to(self.current.commit)
+
+    def round(self) -> Commit | None:
+        """One outer step, if there are deltas for it. Gives what it committed.
+
+        Raises LeaseError when another node is the master now, StoreError; then nothing was
+        committed, or it will be found by whoever goes on.
+        """
+        with self._lock:
+            current = self.current
+            assert current is not None
+            self._lease.check()
+            candidates, old = self._collector.collect(current)
+            self._remove(old)
+            if not self._is_quorum(candidates):
+                return None
+            with tempfile.TemporaryDirectory(prefix="diloco-") as folder:
+                checked = self._in_bounds(self._checked(candidates, Path(folder)))
+                if not self._is_quorum([one.candidate for one in checked]):
+                    return None
+                return self._step(current, checked)
+
+    # A round
+
+    def _is_quorum(self, candidates: list[Candidate]) -> bool:
+        nodes = {one.facts.node_id for one in candidates}
+        if not nodes:
+            self._waiting_since = None
+            return False
+        if self._waiting_since is None:
+            self._waiting_since = time.monotonic()
+        patience = self._settings.quorum_seconds
+        waited = time.monotonic() - self._waiting_since
+        return len(nodes) >= self._settings.quorum or (patience is not None and waited >= patience)
+
+    def _checked(self, candidates: list[Candidate], folder: Path) -> list[Checked]:
+        """Those whose body is what its header promises, finite, and not too large."""
+        checked = []
+        for number, candidate in enumerate(candidates):
+            if self._collector.is_held(candidate):
+                continue
+            try:
+                checked.append(self._body(candidate, folder / f"{number}.safetensors"))
+            except BadFileError as error:
+                self._collector.refuse(candidate, str(error))
+            except MissingError:
+                facts, words = candidate.facts, "is gone, although its header was there"
+                self._collector.miss(facts.node_id, facts.local_step, words)
+        return checked
+
+    def _body(self, candidate: Candidate, path: Path) -> Checked:
+        self._store.fetch(candidate.name, path)
+        if path.stat().st_size != candidate.size:
+            raise BadFileError(
+                f"has {path.stat().st_size} bytes where {candidate.size} were listed"
+            )
+        delta = load(path)
+        found = {name: ("F32", tuple(tensor.shape)) for name, tensor in delta.items()}
+        if (problem := self._spec.problem(found, only_floats=True)) is not None:
+            raise BadFileError(problem)
+        said = candidate.facts.sha256
+        if said is not None and tensors_sha256(delta) != said:
+            raise BadFileError("has other values than the SHA-256 in its header is of")
+        size = norm(delta)
+        if not math.isfinite(size):
+            raise BadFileError("has values that are not finite")
+        limit = self._settings.max_norm
+        if limit is not None and size > limit:
+            raise BadFileError(f"has the norm {size:.4g}, above {limit:.4g}")
+        return Checked(candidate, path, file_sha256(path), size)
+
+    def _in_bounds(self, checked: list[Checked]) -> list[Checked]:
+        ratio = self._settings.max_norm_ratio
+        if ratio is None or len(checked) < 3:
+            return checked
+        median = statistics.median(one.norm for one in checked)
+        for one in checked:
+            if one.norm > ratio * median:
+                words = f"has the norm {one.norm:.4g}, above {ratio:g} times the median"
+                self._collector.refuse(one.candidate, f"{words} {median:.4g}")
+        return [one for one in checked if one.norm <= ratio * median]
+
+    def _step(self, current: Current, checked: list[Checked]) -> Commit | None:
+        weights = self._weights(checked)
+        gradient = self._mean(checked, weights)
+        settings = self._settings
+        outer = nesterov(
+            current.outer, gradient, lr=settings.outer_lr, momentum=settings.outer_momentum
+        )
+        del gradient
+        if not all(tensor.isfinite().all() for tensor in outer.state.values()):
+            raise DiLoCoError("the outer step would give weights that are not finite")
+        outer = outer._replace(state=self._with_own_integers(outer.state))
+        applied = [_applied(one, weights[one.candidate.facts.node_id]) for one in checked]
+        refused = list(self._collector.refused.values())
+        marks = dict(current.commit.watermarks)
+        dealt_with = [(one.node_id, one.local_step) for one in applied]
+        for node_id, step in dealt_with + [(one.node_id, one.local_step) for one in refused]:
+            marks[node_id] = max(step, marks.get(node_id, -1))
+        commit = self._commit(outer, current.commit, applied, refused, marks)
+        self._lease.beat()
+        if not self._log.append(commit):
+            words = "outer step %d was committed by another master: going on from there"
+            logger.warning(words, commit.outer_step)
+            self._reload()
+            return None
+        self._committed(Current(commit, outer))
+        return commit
+
+    def _committed(self, current: Current) -> None:
+        self.current = current
+        self._kept = None
+        self._waiting_since = None
+        words = "outer step %d committed: %d deltas applied, %d refused"
+        commit = current.commit
+        logger.info(words, commit.outer_step, len(commit.applied), len(commit.refused))
+        self._log.point_to(commit)
+        keep = self._settings.keep_commits
+        if keep is not None:
+            try:
+                self._log.clean(commit, keep)
+            except StoreError as error:
+                logger.info("what is not needed any more stays for now: %s", error)
+
+    # Its parts
+
+    def _weights(self, checked: list[Checked]) -> dict[str, float]:
+        """Of each node, in the order of their names."""
+        samples: dict[str, int] = defaultdict(int)
+        for one in checked:
+            samples[one.candidate.facts.node_id] += one.candidate.facts.samples or 0
+        equal = self._settings.weighting == "equal"
+        return {node_id: 1.0 if equal else float(samples[node_id]) for node_id in sorted(samples)}
+
+    @staticmethod
+    def _mean(checked: list[Checked], weights: dict[str, float]) -> State:
+        average = Average()
+        for one in checked:
+            average.add(load(one.path), weights[one.candidate.facts.node_id])
+        return average.mean(weights.values())
+
+    def _with_own_integers(self, state: State) -> State:
+        own = self.own_state
+        if own is None:
+            return state
+        return {name: t if is_float(t) else own[name].clone() for name, t in state.items()}
+
+    def _commit(
+        self,
+        outer: Outer,
+        before: Commit | None,
+        applied: list[Applied],
+        refused: list[Refused],
+        marks: dict[str, int],
+    ) -> Commit:
+        """Writes the tensors, and makes the commit that names them."""
+        assert self._lease.number is not None
+        settings = self._settings
+        return Commit(
+            outer.outer_step,
+            self._lease.number,
+            self._node_id,
+            self._spec.fingerprint,
+            self._put("model", outer.outer_step, outer.state),
+            self._put("momentum", outer.outer_step, outer.momentum) if outer.momentum else None,
+            tuple(applied),
+            shortened(refused),
+            marks,
+            float(settings.outer_lr),
+            float(settings.outer_momentum),
+            None if before is None else before.sha256,
+        )
+
+    def _put(self, kind: str, outer_step: int, tensors: State) -> File:
+        with tempfile.TemporaryDirectory(prefix="diloco-") as folder:
+            path = Path(folder, "tensors.safetensors")
+            # One entry only: the order of several is chance, and the same step gives the same file.
+            save(tensors, {"outer_step": str(outer_step)}, path)
+            size, sha256 = path.stat().st_size, file_sha256(path)
+            name = tensor_name(kind, outer_step, sha256)
+            if self._store.size(name) != size:
+                self._store.put(path, name)
+        return File(name, size, sha256)
+
+    def _reload(self) -> None:
+        """Takes the newest commit from the store, as another master may have made it."""
+        commit = self._log.latest()
+        if commit is None:
+            return
+        if commit.fingerprint != self._spec.fingerprint:
+            words = f"the Hub's global model has the fingerprint {commit.fingerprint}, this model"
+            raise DiLoCoError(f"{words} {self._spec.fingerprint}: they are not the same model")
+        state = fetch_tensors(self._store, commit.model, self._spec, only_floats=False)
+        momentum: State = {}
+        if commit.momentum is not None:
+            momentum = fetch_tensors(self._store, commit.momentum, self._spec, only_floats=True)
+        self.current = Current(commit, Outer(commit.outer_step, state, momentum))
+        self._kept = None
+
+    def _remove(self, names: list[str]) -> None:
+        """Deltas that were dealt with: those of kept commits stay as long as these do."""
+        keep, current = self._settings.keep_commits, self.current
+        if keep is None or current is None or not names:
+            return
+        if self._kept is None:
+            self._kept = self._log.named(current.commit, keep)
+        for name in names:
+            if name not in self._kept:
+                self._store.remove(name)
+
+
+def _applied(one: Checked, weight: float) -> Applied:
+    facts, name = one.candidate.facts, one.candidate.name
+    return Applied(facts.node_id, facts.local_step, facts.base_outer_step, name, one.sha256, weight)
