@@ -24,6 +24,8 @@ linking, removing, making directories, changing modes, owners, times and attribu
 Not seen is what C code does by itself (torch given a path instead of an open file, a mapping that is
 written to, another process that the program starts). `tests/test_crash.py` compares the count with
 what strace sees, where there is one.
+
+With `record=True` each operation also carries what it did, in enough detail to do it again.
 """
 
 # The server wraps `os` before anything else is imported: no pathlib, tempfile or shutil up here,
@@ -39,6 +41,8 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import IO, Any, NamedTuple
+
+from tests import operation_log
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -81,10 +85,14 @@ _SECONDS = 120
 
 
 class Op(NamedTuple):
-    """One operation: its kind (`write`, `rename`, `fsync`, …) and what it was done to."""
+    """One operation: its kind (`write`, `rename`, `fsync`, …) and what it was done to.
+
+    `detail` is what `tests/operation_log.py` tells of it, where that was asked for.
+    """
 
     kind: str
     target: str
+    detail: dict[str, Any] = {}  # noqa: RUF012 - never changed
 
 
 class Outcome(NamedTuple):
@@ -98,6 +106,21 @@ class Outcome(NamedTuple):
     def killed(self) -> bool:
         """Whether it died at the boundary that was asked for."""
         return self.code is None
+
+
+def boundaries(ops: Sequence[Op], *, every: int = 1) -> list[tuple[int, bool]]:
+    """Each place to die at, and for writes also with half of the bytes written.
+
+    After an fsync the disk is as it was before it, which a kill never tells apart (a power cut
+    does, see `tests/power_cut.py`): so one of the two is enough. `every` takes one of so many.
+    """
+    found = []
+    for at, op in enumerate(ops):
+        if at == 0 or ops[at - 1].kind not in ("fsync", "sync"):
+            found.append((at, False))
+        if op.kind == "write":
+            found.append((at, True))
+    return found[::every]
 
 
 class CrashRig:
@@ -127,6 +150,7 @@ class CrashRig:
         fail_at: int | None = None,
         errno: int = errno.ENOSPC,
         cwd: str | os.PathLike[str] | None = None,
+        record: bool = False,
     ) -> Outcome:
         """Calls the function with `arguments` (plain data) in a child of its own."""
         order = {
@@ -135,6 +159,7 @@ class CrashRig:
             "torn": torn,
             "fail_at": fail_at,
             "errno": errno,
+            "record": record,
             "cwd": os.fspath(cwd or ROOT),
         }
         print(json.dumps(order, default=os.fspath), file=self._server.stdin, flush=True)
@@ -190,10 +215,12 @@ class _Counter:
         call: Callable[[], Any],
         half: Callable[[], Any] | None = None,
         taken: Callable[[], bool] = lambda: False,
+        detail: Callable[[Any], dict[str, Any]] = lambda done: {},
     ) -> Any:
         """Does `call`, unless this is where it ends; `half` does the half of it.
 
-        `taken` says whether the name that is asked for is taken: systems say that first.
+        `taken` says whether the name that is asked for is taken: systems say that first. `detail`
+        tells what was done, from what `call` gave.
         """
         if self.log < 0:
             return call()
@@ -206,7 +233,10 @@ class _Counter:
             self.failed = True
             raise OSError(self.order["errno"], os.strerror(self.order["errno"]), _words(target))
         done = call()
-        self.write(self.log, (json.dumps([kind, _words(target)]) + "\n").encode())
+        line: list[Any] = [kind, _words(target)]
+        if self.order["record"]:
+            line.append(detail(done))
+        self.write(self.log, (json.dumps(line) + "\n").encode())
         return done
 
     def _fails(self, kind: str) -> bool:
@@ -241,11 +271,15 @@ class _CountedFile(io.FileIO):
         view = memoryview(data).cast("B")
         plain = super().write
         half = lambda: plain(view[: len(view) // 2])  # noqa: E731
-        return int(_counter.operation("write", self.fileno(), lambda: plain(view), half))
+        detail = lambda done: operation_log.written(self.fileno(), done)  # noqa: E731
+        fd = self.fileno()
+        return int(_counter.operation("write", fd, lambda: plain(view), half, detail=detail))
 
     def truncate(self, size: int | None = None, /) -> int:
         plain = super().truncate
-        return int(_counter.operation("truncate", self.fileno(), lambda: plain(size)))
+        detail = lambda _: operation_log.resized(self.fileno())  # noqa: E731
+        fd = self.fileno()
+        return int(_counter.operation("truncate", fd, lambda: plain(size), detail=detail))
 
 
 def _counted_open(
@@ -267,7 +301,8 @@ def _counted_open(
         return _CountedFile(file, raw_mode, closefd, opener)
 
     creates = bool(set(mode) & set("wax")) and not isinstance(file, int) and opener is None
-    raw = _counter.operation("open", file, make) if creates else make()
+    detail = lambda _: operation_log.opened(file, "w" in mode)  # noqa: E731
+    raw = _counter.operation("open", file, make, detail=detail) if creates else make()
     if buffering == 0:
         return raw
     size = buffering if buffering > 1 else getattr(raw, "_blksize", io.DEFAULT_BUFFER_SIZE)
@@ -293,9 +328,26 @@ def _wrap(name: str, kind: str) -> None:
         if target in _STANDARD and kind == "write":
             return plain(*args, **options)
         taken = lambda: name == "link" and _is_taken(args, options)  # noqa: E731
-        return _counter.operation(kind, target, lambda: plain(*args, **options), taken=taken)
+
+        def detail(done: Any) -> dict[str, Any]:
+            return _detail(name, kind, target, args, options, done)
+
+        call = lambda: plain(*args, **options)  # noqa: E731
+        return _counter.operation(kind, target, call, taken=taken, detail=detail)
 
     _replace(name, wrapped)
+
+
+def _detail(
+    name: str, kind: str, target: Any, args: tuple[Any, ...], options: dict[str, Any], done: Any
+) -> dict[str, Any]:
+    if kind == "write":
+        return operation_log.written(target, done, args[2] if name == "pwritev" else None)
+    if kind in ("truncate", "allocate"):
+        return operation_log.resized(target)
+    if kind in ("fsync", "sync"):
+        return operation_log.synced(target)
+    return operation_log.named(name, args, options)
 
 
 def _is_taken(args: tuple[Any, ...], options: dict[str, Any]) -> bool:
@@ -323,8 +375,11 @@ def _wrap_open() -> None:
         def call() -> int:
             return plain(path, flags, mode, dir_fd=dir_fd)
 
+        def detail(_: Any) -> dict[str, Any]:
+            return operation_log.opened(path, bool(flags & os.O_TRUNC), dir_fd)
+
         creates = flags & (os.O_CREAT | os.O_TRUNC)
-        return int(_counter.operation("open", path, call)) if creates else call()
+        return int(_counter.operation("open", path, call, detail=detail)) if creates else call()
 
     _replace("open", wrapped)
 
@@ -341,7 +396,11 @@ def _wrap_write() -> None:
             def half() -> None:
                 plain(fd, view[: len(view) // 2], *rest)
 
-            return int(_counter.operation("write", fd, lambda: plain(fd, view, *rest), half))
+            def detail(done: Any) -> dict[str, Any]:
+                return operation_log.written(fd, done, rest[0] if rest else None)
+
+            call = lambda: plain(fd, view, *rest)  # noqa: E731
+            return int(_counter.operation("write", fd, call, half, detail=detail))
 
         _replace(name, wrapped)
 
@@ -412,12 +471,14 @@ def _import_what_a_run_imported(folder: str) -> None:
 
 def serve(target: str, folder: str, preload: Sequence[str], orders: IO[str], out: IO[str]) -> None:
     """Answers each line of orders with the wait status of the child that carried it out."""
+    import gc
     from importlib import import_module
 
     for name in preload:
         import_module(name)
     function = _load(target)
     for line in orders:
+        gc.freeze()  # so that no child touches, and so copies, what it only inherited
         pid = os.fork()
         if pid == 0:
             code = 70

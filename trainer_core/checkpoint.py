@@ -5,7 +5,8 @@
     ├── latest.json                {"step": 4, "file": "step_000000000004.pt", "size": …, …}
     ├── manifest.jsonl             a line like that for each step that is kept
     ├── step_000000000002.pt
-    └── step_000000000004.pt
+    ├── step_000000000004.pt
+    └── step_000000000006/         a sharded step: see trainer_core.site.sharded
 
 A save writes the step file (temporary, fsync, check, rename, fsync of the directory) and then the
 pointer in the same way, so that the pointer never names a file that is not safe on disk. A crash
@@ -19,25 +20,34 @@ import operator
 import os
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckpttool.errors import UnreadableError
 from ckpttool.io.durable import copy_durably, make_directories, write_error
 from ckpttool.model.directory import CheckpointDirectory, scan
-from ckpttool.model.names import parse_step_file_name, step_file_name
+from ckpttool.model.names import (
+    parse_step_directory_name,
+    parse_step_name,
+    step_directory_name,
+    step_file_name,
+)
 from ckpttool.model.pointer import Pointer, read_pointer
 from trainer_core.atomic import atomic_json_dump, atomic_torch_save
 from trainer_core.resuming.loading import RefusedFileError, TrustWarning, load_state
 from trainer_core.resuming.looking import look_at, say_if_replaced
 from trainer_core.saving.retention import Retention, delete, newest_first, sweep
 from trainer_core.saving.saver import Policy, Saver, SaveWarning
+from trainer_core.site import commit
 from trainer_core.state import CheckpointError
 
 if TYPE_CHECKING:
     from ckpttool.actions.newest import Judged
+    from trainer_core.site.ranks import Site
+
+T = TypeVar("T")
 
 __all__ = [
     "CheckpointError",
@@ -70,6 +80,20 @@ class CheckpointManager:
     disk) becomes a SaveWarning and a line in the log instead of an error. `min_free`: bytes that a
     save must leave free. `run_id`: see `claim`; a new one by default.
 
+    `lock_patience`: seconds. A container that is started again finds the lock of the one before, of
+    which nobody here can say whether it lives. That lock is watched: after one sign of life the
+    directory is refused at once; after 90 s without any (300 s where the other is no trainer) it is
+    taken over. Both are said in the log. With 0 there is no wait, but a refusal.
+
+    Under torchrun every rank has a manager of the same directory, and `Trainer` makes them one.
+    Then all ranks call its methods together, except `finished`, `close` and `abandon`: rank 0 alone
+    locks, looks, decides, writes the pointer and prunes, and all get the same result or raise the
+    same error. A model in DistributedDataParallel is saved as a step file, by rank 0, with the
+    random numbers and the place in the data of every rank in it (`ranks`). One that `fully_shard`
+    has sharded is saved by all ranks, as the directory `step_000000000004/`, which gets its name
+    when it is whole; it counts for `keep_last` like a file. Other ranks need no sight of the
+    directory for a step file, and for a sharded step they need one file system.
+
     Raises ValueError unless `every_steps` is positive (even if disabled), `keep_last` is at least
     1, and the others are what is said here. The directory is made by the first save.
     """
@@ -88,6 +112,7 @@ class CheckpointManager:
         on_error: str = "raise",
         min_free: int = 0,
         run_id: str | None = None,
+        lock_patience: float = 330.0,
     ) -> None:
         if operator.index(every_steps) < 1:
             raise ValueError(f"every_steps must be positive, not {every_steps}")
@@ -106,10 +131,24 @@ class CheckpointManager:
         self.save_every_seconds = save_every_seconds
         self.keep_last = keep_last
         self.enabled = enabled
-        policy = Policy(durable, async_save, when_busy, on_error, min_free)
+        if not lock_patience >= 0:
+            raise ValueError(f"lock_patience must not be negative, but is {lock_patience}")
+        policy = Policy(durable, async_save, when_busy, on_error, min_free, lock_patience)
         self._saver = Saver(self.directory, policy, run_id)
         self._retention = Retention()
         self._saved_at = time.monotonic()
+        self._site: Site | None = None
+
+    def join(self, site: Site) -> None:
+        """Makes this manager one of those that all ranks of a site have for the same directory.
+
+        `Trainer` does this. From then on all ranks call the methods together; see the class.
+        """
+        self._site = site
+
+    def led(self, work: Callable[[], T]) -> T:
+        """What `work` gives (small and plain), done by rank 0 alone where there are several."""
+        return work() if self._site is None else self._site.first(work)
 
     @property
     def run_id(self) -> str:
@@ -123,8 +162,13 @@ class CheckpointManager:
         there, naming it; and where the checkpoints there are those of another run. `load_latest`
         and `resumed_from` make their run this one; a `run_id` that is theirs does, too.
         """
-        self._saver.begin()
+        identity = self._saver.identity
+        identity.run_id = self.led(self._claim)
         self._saved_at = time.monotonic()
+
+    def _claim(self) -> str:
+        self._saver.begin()
+        return self._saver.identity.run_id
 
     def resumed_from(self, state: Mapping[str, Any]) -> None:
         """Takes note that the run goes on from this checkpoint, wherever it was loaded from."""
@@ -138,8 +182,12 @@ class CheckpointManager:
         if not self.enabled or step <= 0:
             return False
         seconds = self.save_every_seconds
-        is_time = seconds is not None and time.monotonic() - self._saved_at >= seconds
-        return is_time or step % self.every_steps == 0
+        if step % self.every_steps == 0:
+            return True
+        return seconds is not None and self.led(lambda: self._seconds_since_save() >= seconds)
+
+    def _seconds_since_save(self) -> float:
+        return time.monotonic() - self._saved_at
 
     def path_for(self, step: int) -> Path:
         """The step file's path: `step_000000000004.pt` for 4. Raises ValueError below 0."""
@@ -165,13 +213,20 @@ class CheckpointManager:
                 words = f"the state holds step {inside!r}, but is to be saved as {step}"
                 raise CheckpointError(words)
         try:
-            return self._saver.save(step, path, state, self._after_file)
+            if self._site is None:
+                return self._saver.save(step, path, state, self._after_file)
+            from trainer_core.site.saving import save_together
+
+            return save_together(self._site, self._saver, step, path, state, self._after_file)
         finally:
             self._saved_at = time.monotonic()
 
     def wait(self) -> None:
         """Returns when the last save is safe on disk. Raises what went wrong with it."""
-        self._saver.wait()
+        if self._site is None:
+            self._saver.wait()
+        else:
+            self._site.every(self._saver.wait)
 
     def finished(self) -> list[tuple[int, Path]]:
         """(step, path) of each save that has become safe on disk since the last time."""
@@ -209,14 +264,29 @@ class CheckpointManager:
                 logger.error("%s: the last save failed as well: %s", self.directory, second)
 
     def point_to(self, step: int) -> None:
-        """Makes `latest.json` name the file of `step`, durably: the last act of a save."""
+        """Makes `latest.json` name the file of `step`, durably: the last act of a save.
+
+        Where there is none, but a sharded step, that one.
+        """
+        name = step_file_name(operator.index(step))
+        self.led(lambda: self._point_to(step, self._name_that_is_there(name)))
+
+    def _name_that_is_there(self, name: str) -> str:
+        sharded = name.removesuffix(".pt")
+        is_file = os.path.lexists(self.directory / name)
+        return sharded if not is_file and (self.directory / sharded).is_dir() else name
+
+    def _point_to(self, step: int, name: str) -> None:
         with self._saver.working:
-            self._saver.point_to(operator.index(step), step_file_name(step))
+            self._saver.point_to(step, name)
 
     def _after_file(self, step: int, path: Path) -> None:
         self._retention.remember_good(path)
-        self.point_to(step)
-        for tidy in (lambda: self._sweep(step), self.prune):
+        if self._site is None:
+            self.point_to(step)
+        else:  # rank 0 is here alone: nobody else is asked
+            self._point_to(step, path.name)
+        for tidy in (lambda: self._drop_twin(path), lambda: self._sweep(step), self._prune):
             try:
                 tidy()
             except Exception as error:
@@ -230,7 +300,7 @@ class CheckpointManager:
         not followed, and a log warning says why. Nothing is opened but the pointer. Raises
         CheckpointError for a directory that cannot be read.
         """
-        return self._select()[1]
+        return self.led(lambda: self._select()[1])
 
     def latest_valid_path(self) -> Path | None:
         """The highest step that proves valid, or None: intact, checksums too, and the right step.
@@ -238,13 +308,15 @@ class CheckpointManager:
         Reads files from the highest step down to the first valid one, and logs why those before it
         are not. Raises CheckpointError for a directory that cannot be read.
         """
-        found, _ = self._newest_valid()
-        return found
+        return self.led(lambda: self._newest_valid()[0])
 
     def load_latest(
         self, *, fallback: bool = False, weights_only: bool = True
     ) -> dict[Any, Any] | None:
         """The dictionary in the file that `latest_path` selects, on the CPU; None if there is none.
+
+        Of a sharded step it has all but the tensors of model and optimizer: `Trainer.resume` reads
+        these from their shards, for any number of ranks, also for a process alone.
 
         The file is verified first, checksums included. If it is damaged, is no dictionary, or has
         another step than its name or the pointer says, a CheckpointError names the newest valid
@@ -254,10 +326,29 @@ class CheckpointManager:
         The run that saved it becomes the one of this manager (see `claim`).
         """
         self._saver.settle()
-        state = self._load_latest(fallback, weights_only)
+        if self._site is None:
+            state = self._load_latest(fallback, weights_only)
+        else:
+            state = self._load_together(self._site, fallback, weights_only)
         if state is not None:
             self.resumed_from(state)
         return state
+
+    def _load_together(
+        self, site: Site, fallback: bool, weights_only: bool
+    ) -> dict[Any, Any] | None:
+        """Rank 0 decides and loads; the others get it from there, and look at no file."""
+        from trainer_core.site.sharded import ShardedState
+
+        found: list[dict[Any, Any] | None] = []
+
+        def load() -> str | None:
+            found.append(self._load_latest(fallback, weights_only))
+            return found[0].path if isinstance(found[0], ShardedState) else None
+
+        path = site.first(load)
+        state: dict[Any, Any] | None = site.share(found[0] if found else None)
+        return state if path is None or state is None else ShardedState(state, path)
 
     def _load_latest(self, fallback: bool, weights_only: bool) -> dict[Any, Any] | None:
         pointer, path = self._select()
@@ -280,7 +371,7 @@ class CheckpointManager:
             raise CheckpointError(f"{error}. {self._advice(found, passed_over)}") from error
         words = f"{error}. Loading {found.name} instead, the newest valid step."
         warnings.warn(words, CheckpointWarning, stacklevel=3)
-        return load_state(found, weights_only=weights_only)
+        return _load_one(found, weights_only)
 
     def prune(self) -> list[Path]:
         """Deletes the oldest step files so that the `keep_last` newest stay; gives what it deleted.
@@ -294,6 +385,9 @@ class CheckpointManager:
         loaded are. With `keep_last=None` nothing is deleted. Files that are gone already don't
         matter. Raises OSError for one that can't be deleted, after the others.
         """
+        return self.led(self._prune)
+
+    def _prune(self) -> list[Path]:
         with self._saver.working:
             directory = self._scan()
             if self.keep_last is None or directory is None:
@@ -313,15 +407,20 @@ class CheckpointManager:
         checkpoint, OSError when reading or writing fails.
         """
         self._saver.settle()
-        source = self.latest_path()
+        return self.led(lambda: self._copy_to(Path(destination)))
+
+    def _copy_to(self, target: Path) -> Path:
+        source = self._select()[1]
         if source is None:
             raise CheckpointError(f"{self.directory}: there is no checkpoint to copy")
-        target = Path(destination)
-        if target.is_dir():
+        if target.is_dir() and parse_step_directory_name(target.name) is None:
             target = target / source.name
         make_directories(os.path.dirname(os.path.abspath(target)))
         try:
-            copy_durably(source, target, force=True)
+            if _is_sharded(source):
+                commit.copy(source, target)
+            else:
+                copy_durably(source, target, force=True)
         except UnreadableError:
             raise
         except OSError as error:
@@ -349,7 +448,7 @@ class CheckpointManager:
     def _say_if_behind(self, path: Path) -> None:
         directory = self._scan()
         files = newest_first(directory) if directory is not None else []
-        step = parse_step_file_name(path.name)
+        step = parse_step_name(path.name)
         if files and step is not None and files[0].step > step:
             logger.warning(
                 "%s: the pointer names step %d, while there is a file for step %d; "
@@ -377,7 +476,7 @@ class CheckpointManager:
 
     def _advice(self, found: Path | None, passed_over: list[Judged]) -> str:
         if found is not None:
-            step = parse_step_file_name(found.name)
+            step = parse_step_name(found.name)
             command = self._command("fix-pointer")
             if any(judged.unchecked for judged in passed_over):
                 # Something newer could not be checked: then the step has to be asked for by name.
@@ -398,6 +497,17 @@ class CheckpointManager:
 
         return command(verb, self.directory)
 
+    def _drop_twin(self, path: Path) -> None:
+        """The same step in the other form, file or shards: what was saved last replaces it."""
+        step = parse_step_name(path.name)
+        if step is None:
+            return
+        names = {step_file_name(step), step_directory_name(step)} - {path.name}
+        for twin in (path.with_name(name) for name in names):
+            if os.path.lexists(twin):
+                delete([twin])
+                self._saver.kept.forget(twin.name)
+
     def _sweep(self, step: int) -> None:
         directory = self._scan()
         for path in sweep(directory, step) if directory is not None else ():
@@ -411,11 +521,29 @@ class CheckpointManager:
             raise CheckpointError(f"{path}: {problem}")
         if proven:
             self._retention.remember_good(path)
-        state = load_state(path, weights_only=weights_only)
-        step = parse_step_file_name(path.name)
+        state = _load_one(path, weights_only)
+        step = parse_step_name(path.name)
         if state.get("step", step) != step:
             raise CheckpointError(f"{path}: holds step {state['step']!r}, unlike its name")
         return state
+
+
+def _load_one(path: Path, weights_only: bool) -> dict[Any, Any]:
+    """A file that is whole, or all of a sharded step but what is in its shards."""
+    if not _is_sharded(path):
+        return load_state(path, weights_only=weights_only)
+    from trainer_core.site.metadata_trust import read_metadata
+    from trainer_core.site.sharded import read_step
+
+    try:
+        read_metadata(path)
+        return read_step(path)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _is_sharded(path: Path) -> bool:
+    return parse_step_directory_name(path.name) is not None
 
 
 def _one_of(name: str, value: str, *allowed: str) -> None:

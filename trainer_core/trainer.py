@@ -28,7 +28,7 @@ from trainer_core.loop.arguments import (
     plan,
 )
 from trainer_core.loop.averaging import checked_ema
-from trainer_core.loop.preemption import StopFlag, StopSignals, exit_code, steps_together
+from trainer_core.loop.preemption import StopFlag, StopSignals, exit_code
 from trainer_core.loop.progress import Progress, progress_of
 from trainer_core.loop.schedules import check_horizon
 from trainer_core.loop.stepping import Accumulated, LossFunction, Stepper
@@ -38,6 +38,8 @@ from trainer_core.resuming.modes import set_modes
 from trainer_core.resuming.resumable import Resumable
 from trainer_core.resuming.resume import ResumeWarning
 from trainer_core.rng import capture_rng_state
+from trainer_core.site.gradients import gradient_sync
+from trainer_core.site.ranks import Site, site_of
 
 __all__ = ["ResumeWarning", "TrainResult", "Trainer"]
 
@@ -87,6 +89,17 @@ class Trainer(Resumable):
     `torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.999))`, updated
     after each step and kept in checkpoints; see `averaged_weights`. A loss that is not finite is
     told once in the log, when it is read for display; training goes on.
+
+    Under torchrun every rank has a trainer, with a model in DistributedDataParallel or sharded by
+    `fully_shard`, and a `dataloader` of its own: a DistributedSampler is told the number of each
+    pass (`set_epoch`). `samples` and `tokens` are the totals of all ranks, losses each rank's own.
+    Gradients are exchanged once for a step, in its last micro-batch, and clipped by the norm over
+    all ranks. All end at the same step: where one is signalled, all save that step and have the
+    same exit code; where one is refused a save, all raise. `on_save` is called on rank 0 alone.
+    `state_dict` is each rank's own, `resume` is for all ranks together. With the same number of
+    ranks going on is exact; with another one model and optimizer are, and
+    `trainer_core.site.per_rank` has the rule for the rest. `save_on_exception` does nothing there,
+    since the others are somewhere else; a coordinator is not told that there are several ranks.
 
     An exception, or a second Ctrl-C, leaves the checkpoints as they are: whether what is in memory
     can be gone on from, nobody knows. `save_on_exception` saves the last whole step before an
@@ -145,6 +158,7 @@ class Trainer(Resumable):
         self.tokens = 0
         self.ema = checked_ema(ema)
         self._stop = StopFlag()
+        self._site = _site_for(self.model, checkpoint_manager)
         self._begin_keeping(Callbacks(callbacks))
 
     def fit(
@@ -251,12 +265,13 @@ class Trainer(Resumable):
             accumulation_steps=self.accumulation_steps,
             grad_clip=self.grad_clip,
             partial=self._partial,
+            sync=gradient_sync(self.model),
         )
 
     @contextmanager
     def _stoppable(self) -> Iterator[StopFlag]:
         """However a fit ends, the next one is not stopped for the same reason."""
-        self._stop.together = steps_together(self.model)
+        self._stop.ranks = self._site
         try:
             yield self._stop
         finally:
@@ -302,7 +317,7 @@ class Trainer(Resumable):
         self._note_whole()
         try:
             with closing(feed.batches()) as batches:
-                while self.step < target and not self._stop.agree(self.device):
+                while self.step < target and not self._stop.agree():
                     if not stepper.accumulate(batches, self.should_stop):
                         break
                     lr = _as_it_is_now(self.optimizer.param_groups[0]["lr"])
@@ -333,6 +348,9 @@ class Trainer(Resumable):
         manager, whole = self.checkpoint_manager, self._whole
         if manager is None or not manager.enabled or not isinstance(error, Exception):
             return
+        if self._site is not None:  # the others are somewhere else, and cannot be asked
+            self.logger.error("nothing is saved after a failure of one rank of several")
+            return
         if whole is None or self.step in (0, self._resumed_at, self._saved_at):
             return
         try:
@@ -352,8 +370,11 @@ class Trainer(Resumable):
 
     def _after_step(self, done: Accumulated, lr: Any, progress: Progress) -> None:
         self.step += 1
-        self.samples += done.samples
-        self.tokens += done.tokens
+        samples, tokens = done.samples, done.tokens
+        if self._site is not None:
+            samples, tokens = self._site.sum(samples, tokens)
+        self.samples += samples
+        self.tokens += tokens
         if self.scheduler is not None:
             self.scheduler.step()
         coordinator = self.coordinator
@@ -379,6 +400,18 @@ class Trainer(Resumable):
             "gone through again",
             logging.WARNING,
         )
+
+
+def _site_for(model: torch.nn.Module, manager: CheckpointManager | None) -> Site | None:
+    """The ranks that train the model together, of which the manager then is one of."""
+    site = site_of(model)
+    if site is None or manager is None:
+        return site
+    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+        words = "FullyShardedDataParallel cannot be saved: shard the model with fully_shard instead"
+        raise TypeError(words)
+    manager.join(site)
+    return site
 
 
 def _as_it_is_now(lr: Any) -> Any:

@@ -51,6 +51,11 @@ def own_state(saved: Mapping[str, Any], model: torch.nn.Module) -> dict[str, Any
     return renamed
 
 
+def plain_name(model: torch.nn.Module, name: str) -> str:
+    """The name of one of the model's parameters or buffers without wrappers."""
+    return _without(_prefixes(model), name)
+
+
 def _prefixes(model: torch.nn.Module) -> list[tuple[str, str]]:
     """What the wrappers in a model put before names, and what remains of it; deepest first."""
     found = []

@@ -10,7 +10,8 @@ from ckpttool.actions.newest import Newest, find_newest_valid, steps_at
 from ckpttool.actions.plan import Action, MakeDirectory, Plan
 from ckpttool.errors import RefusedError, UnreadableError, WriteError
 from ckpttool.model.directory import scan
-from ckpttool.model.names import POINTER_NAME, parse_step_file_name
+from ckpttool.model.names import POINTER_NAME, parse_step_file_name, parse_step_name
+from ckpttool.model.sharded_listing import METADATA_NAME, list_sharded
 
 if TYPE_CHECKING:
     from ckpttool.io.durable import Progress
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class CopyFile(Action):
-    """Copies a file durably, and reads the copy back before it gets its name."""
+    """Copies a step durably, and reads the copy back before it gets its name."""
 
     __slots__ = ("file", "force")
     kind = "copy-file"
@@ -38,15 +39,34 @@ class CopyFile(Action):
 
     def apply(self, progress: Progress | None = None) -> None:
         """Copies bytes, permission bits and modification time."""
-        from ckpttool.io.durable import copy_durably
-
-        now = os.stat(self.file.path)
-        if (now.st_size, now.st_mtime_ns) != (self.file.size, self.file.mtime_ns):
+        if not self.file.is_still(os.lstat(self.file.path)):
             raise UnreadableError(self.file.path, "has changed since it was verified")
         try:
-            copy_durably(self.file.path, self.path, force=self.force, progress=progress)
+            self._copy(progress)
         except FileExistsError as error:
             raise _exists(self.path) from error
+
+    def _copy(self, progress: Progress | None) -> None:
+        from ckpttool.io.durable import copy_durably
+
+        if not self.file.is_sharded:
+            copy_durably(self.file.path, self.path, force=self.force, progress=progress)
+            return
+        from ckpttool.io.durable_tree import copy_directory_durably
+
+        copy_directory_durably(
+            self.file.path,
+            self.path,
+            last=METADATA_NAME,
+            force=self.force,
+            check=self._check,
+            progress=progress,
+        )
+
+    def _check(self, copy: str) -> None:
+        """Each file was read back; this is for what came or went while they were copied."""
+        if list_sharded(copy).sizes != list_sharded(self.file.path).sizes:
+            raise UnreadableError(self.file.path, "changed while it was being copied")
 
 
 class CopyPlan:
@@ -74,7 +94,7 @@ def plan_copy(
 ) -> CopyPlan:
     """Verifies the source and plans its copy.
 
-    `source` is a directory, of which the newest valid step is taken, or `step`; or a file. Nothing
+    `source` is a directory, of which the newest valid step is taken, or `step`; or a step. Nothing
     is planned where a step above the newest valid one could not be checked. `destination` is a
     directory (one that does not exist yet ends in `/`) or a new name. Raises RefusedError for a
     source that is not valid, for a destination with the pointer's name, and for what would
@@ -90,6 +110,7 @@ def plan_copy(
         return CopyPlan(None, newest, Plan())
     file = newest.sure.file
     _refuse_pointer_name(destination)
+    _refuse_itself(file, destination)
     into = os.path.isdir(destination) or destination.endswith(os.sep)
     if with_pointer and not into:
         raise WriteError(destination, "is not a directory, so it can have no pointer")
@@ -107,10 +128,16 @@ def plan_copy(
 
 
 def _check_target(source: str, target: str, force: bool) -> None:
-    ours, theirs = (parse_step_file_name(os.path.basename(path)) for path in (source, target))
+    ours, theirs = (parse_step_name(os.path.basename(path)) for path in (source, target))
     if theirs is not None and theirs != ours:
         raise RefusedError(f"{target}: its name would say step {theirs}, but it holds step {ours}")
-    if os.path.isdir(target):
+    sharded = os.path.isdir(source)
+    named_as_file = parse_step_file_name(os.path.basename(target)) is not None
+    if (theirs is not None and named_as_file == sharded) or (sharded and target.endswith(".pt")):
+        raise RefusedError(
+            f"{target}: only a file's name ends in .pt, only a sharded step's does not"
+        )
+    if os.path.isdir(target) and not sharded:
         raise RefusedError(f"{target}: is a directory")
     if os.path.exists(target) and os.path.samefile(source, target):
         raise RefusedError(f"{target}: is the very file that is to be copied")
@@ -127,6 +154,13 @@ def _refuse_pointer_name(destination: str) -> None:
     # the pointer's place is never what is meant.
     if os.path.basename(destination.rstrip(os.sep)).lower() == POINTER_NAME:
         raise RefusedError(f"{destination}: is the pointer's name, which no copy can have")
+
+
+def _refuse_itself(file: StepFile, destination: str) -> None:
+    """A directory is not copied into itself, where it would be a part of what is copied."""
+    inside = os.path.realpath(destination) + os.sep
+    if file.is_sharded and inside.startswith(os.path.realpath(file.path) + os.sep):
+        raise RefusedError(f"{destination}: is the very step that is to be copied, or lies in it")
 
 
 def _refuse_second_file(step: int, target: str) -> None:

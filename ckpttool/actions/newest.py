@@ -15,6 +15,7 @@ from ckpttool.errors import UnreadableError
 from ckpttool.model.directory import scan
 from ckpttool.model.names import POINTER_NAME, has_full_width
 from ckpttool.model.records import read_records
+from ckpttool.model.sharded_listing import holds_shards
 
 if TYPE_CHECKING:
     from ckpttool.findings import Finding
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 VALID = "valid"
 NOT_AS_RECORDED = "not-as-recorded"
-_FAMILIES = {"TRU": 0, "FIL": 1, "SCH": 2}
+_FAMILIES = {"TRU": 0, "FIL": 1, "SHD": 1, "SCH": 2}
 # States of verification that say nothing of the file: neither that it is good nor that it is bad.
 _UNCHECKED = frozenset({"unreadable", "changing"})
 
@@ -99,13 +100,14 @@ class Newest(NamedTuple):
 
 
 def steps_at(path: str) -> CheckpointDirectory:
-    """The directory `path`; or the one of the file `path`, as if no other step file were there.
+    """The directory `path`; or the one of the step `path`, as if no other step were there.
 
     The pointer's path stands for its whole directory. Raises UnreadableError.
     """
-    if os.path.isdir(path) or not os.path.lexists(path):
+    is_directory = os.path.isdir(path) and not holds_shards(path)
+    if is_directory or not os.path.lexists(path):
         return scan(path)
-    parent, name = os.path.split(path)
+    parent, name = os.path.split(os.path.normpath(path))
     directory = scan(parent or ".")
     if name != POINTER_NAME:
         directory.steps = [file for file in directory.steps if file.name == name]
@@ -124,7 +126,7 @@ def judge(
     With the `records` of its directory, a file that is not the one that was recorded is not valid:
     its state is `not-as-recorded` then. Its SHA-256 is taken only where one is recorded.
     """
-    if not file.is_regular:
+    if not file.opens:
         return Judged(file, "is a link" if file.is_link else "is not a regular file", [])
     try:
         report = verify(file.path, quick=quick, progress=progress)
@@ -135,8 +137,8 @@ def judge(
     if records is None or not judged.is_valid:
         return judged
     try:
-        hasher = None if quick else partial(_sha256, file.path, progress)
-        differs = records.contradict(file.name, report.files[0].size, hasher)
+        hasher = None if quick else partial(_sha256, file.recorded_path, progress)
+        differs = records.contradict(file.name, report.files[0].recorded_size or 0, hasher)
     except UnreadableError as error:
         return Judged(file, error.reason, [], unchecked=True)
     return judged if differs is None else Judged(file, NOT_AS_RECORDED, [], record=differs)

@@ -8,12 +8,12 @@ foreign names and temporaries are never touched.
 from __future__ import annotations
 
 import os
-import stat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.actions.newest import Judged, is_gone, judge
 from ckpttool.actions.plan import Action, Plan
 from ckpttool.errors import UnreadableError, WriteError
+from ckpttool.io.folder import Folder
 from ckpttool.model.directory import scan
 from ckpttool.model.pointer import read_pointer
 from ckpttool.model.records import read_records
@@ -38,7 +38,7 @@ class Kept(NamedTuple):
 
 
 class DeleteStep(Action):
-    """Deletes one step file, unless it is no longer the file that was verified.
+    """Deletes one step, unless it is no longer what was verified.
 
     `outcome` says what came of it: `deleted`, `gone`, `changed` or `pointed-at`.
     """
@@ -62,21 +62,20 @@ class DeleteStep(Action):
 
     def apply(self, progress: Progress | None = None) -> None:
         """Deletes by name in the open directory, so that no path can lead elsewhere meanwhile."""
-        descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            self.outcome = self._delete(descriptor)
-        finally:
-            os.close(descriptor)
+        with Folder(self.directory) as home:
+            self.outcome = self._delete(home)
 
-    def _delete(self, directory: int) -> str:
+    def _delete(self, home: Folder) -> str:
+        from ckpttool.io.durable_tree import remove_step
+
         name = self.file.name
         if read_pointer(self.directory).file == name:  # a trainer may have moved it meanwhile
             return "pointed-at"
         try:
-            now = os.stat(name, dir_fd=directory, follow_symlinks=False)
-            if not _is_same(self.file, now):
+            now = home.status(name)
+            if now is not None and not self.file.is_still(now):
                 return "changed"
-            os.unlink(name, dir_fd=directory)
+            remove_step(home, name, os.getpid())
         except FileNotFoundError:
             return "gone"  # another prune at the same time, or the trainer's own
         return "deleted"
@@ -206,10 +205,3 @@ def _reasons(
         }
         reasons[file.name] = [words for words, applies in tests.items() if applies]
     return reasons
-
-
-def _is_same(file: StepFile, now: os.stat_result) -> bool:
-    return stat.S_ISREG(now.st_mode) and (now.st_size, now.st_mtime_ns) == (
-        file.size,
-        file.mtime_ns,
-    )

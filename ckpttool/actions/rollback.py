@@ -17,7 +17,7 @@ from ckpttool.errors import RefusedError, UnreadableError
 from ckpttool.io.processes import may_be_writing
 from ckpttool.model.directory import scan
 from ckpttool.model.manifest import read_manifest
-from ckpttool.model.names import POINTER_NAME, has_full_width, parse_step_file_name
+from ckpttool.model.names import POINTER_NAME, has_full_width, parse_step_name
 from ckpttool.model.pointer import POINTER_BYTES
 from ckpttool.model.records import read_records
 
@@ -84,7 +84,7 @@ def _is_later(other: Other, step: int) -> bool:
     """Whether it is a writer's temporary that was to become a later step."""
     if other.temporary is None:
         return False
-    of_step = parse_step_file_name(other.temporary.target)
+    of_step = parse_step_name(other.temporary.target)
     return of_step is not None and of_step > step
 
 
@@ -150,14 +150,14 @@ def pointer_content(directory: str, file: StepFile, progress: Progress | None = 
 
     content: dict[str, Any] = {"step": file.step, "file": file.name}
     entry = read_manifest(directory).entries.get(file.name)
-    if entry is not None and entry.sha256 is not None and entry.size == file.size:
+    if entry is not None and entry.sha256 is not None and entry.size == file.recorded_size:
         from ckpttool.io.checksum import sha256_of
         from ckpttool.io.reading import FileReader
 
-        with FileReader(file.path) as reader:
+        with FileReader(file.recorded_path) as reader:
             sha256 = sha256_of(reader)
         if sha256 == entry.sha256:
-            content.update(size=file.size, sha256=sha256)
+            content.update(size=file.recorded_size, sha256=sha256)
             if entry.run_id is not None:
                 content["run_id"] = entry.run_id
     return json.dumps(content, indent=2).encode("ascii") + b"\n"

@@ -56,13 +56,18 @@ class FileVerdict:
 
     `state`: `valid` (intact, and a training checkpoint for the step in its name), `intact` (judged
     by its container alone), `not-as-recorded` (whole, but its own record says another size or
-    SHA-256), `wrong-step`, `not-a-checkpoint`, `damaged`, `dangerous`, `changing`, `unreadable`, or
-    `not-opened` (a link or a directory). `checksums`: `checked`, `none stored`,
-    `skipped` (quick) or `not reached`. `sha256` is that of the whole file where something records
-    one to compare it with, else None.
+    SHA-256), `wrong-step`, `not-a-checkpoint`, `damaged`, `dangerous`, `changing`, `unreadable`,
+    `incomplete` (files of a sharded step are missing) or `not-opened` (a link or the like).
+    `checksums`: `checked`, `none stored`, `skipped` (quick) or `not reached`. `size` is in bytes.
+    `recorded_size` and `sha256` are those of what the pointer and the manifest record of it: the
+    file called `recorded_name`, for a sharded step its metadata. The hash is None where nothing
+    records one.
     """
 
-    __slots__ = ("checksums", "name", "path", "sha256", "size", "state", "step")
+    __slots__ = (
+        *("checksums", "name", "path", "recorded_name", "recorded_size"),
+        *("sha256", "size", "state", "step"),
+    )
 
     def __init__(
         self, step: int | None, name: str, path: str, size: int, state: str, checksums: str
@@ -73,6 +78,8 @@ class FileVerdict:
         self.size = size
         self.state = state
         self.checksums = checksums
+        self.recorded_name = name
+        self.recorded_size: int | None = size
         self.sha256: str | None = None
 
     @property
@@ -82,7 +89,8 @@ class FileVerdict:
 
     def as_dict(self) -> dict[str, Any]:
         """The verdict as plain data."""
-        return {name: getattr(self, name) for name in sorted(self.__slots__)}
+        names = set(self.__slots__) - {"recorded_name", "recorded_size"}
+        return {name: getattr(self, name) for name in sorted(names)}
 
     def __repr__(self) -> str:
         return f"FileVerdict({self.path!r}, {self.state})"

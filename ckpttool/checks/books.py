@@ -53,9 +53,10 @@ class ManifestDiffers(DirectoryCheck):
         if entry.step is not None and entry.step != file.step:
             recorded, actual = entry.step, file.step
             words = f"the manifest records it as step {entry.step}"
-        elif entry.size is not None and entry.size != file.size:
-            recorded, actual = entry.size, file.size
-            words = f"the manifest records {entry.size:,} bytes, it has {file.size:,}"
+        elif entry.size is not None and entry.size != file.recorded_size:
+            recorded, actual = entry.size, file.recorded_size
+            it = "it" if file.recorded_name == file.name else file.recorded_name
+            words = f"the manifest records {entry.size:,} bytes, {it} has {actual or 0:,}"
         elif None not in (entry.sha256, file.sha256) and entry.sha256 != file.sha256:
             recorded, actual = entry.sha256, file.sha256
             words = "the manifest records another SHA-256 than it has"

@@ -5,13 +5,14 @@ An entry is the check's own class: `id`, `severity`, `title`, `meaning`, `why`, 
 
 from __future__ import annotations
 
-from ckpttool.checks import books, container, directory, pointer, schema, trust, values
+from ckpttool.checks import books, container, directory, pointer, schema, sharded, trust, values
 from ckpttool.checks.base import Check
 
 FAMILIES = {
     "PTR": "pointer",
     "FIL": "file and container",
     "SCH": "training schema",
+    "SHD": "sharded steps",
     "TRU": "trust",
     "DIR": "directory",
     "VAL": "tensor values",
@@ -19,7 +20,7 @@ FAMILIES = {
 
 CATALOGUE: dict[str, type[Check]] = {
     check.id: check
-    for family in (pointer, container, schema, trust, directory, books, values)
+    for family in (pointer, container, schema, sharded, trust, directory, books, values)
     for check in family.CHECKS
 }
 

@@ -7,15 +7,19 @@ import stat
 from collections.abc import Iterator
 
 from ckpttool.checks.base import DirectoryCheck, DirectorySubject, few, plural, quoted
+from ckpttool.checks.sharded import missing_files
+from ckpttool.errors import UnreadableError
 from ckpttool.findings import Finding, Place, Severity
 from ckpttool.io.processes import process_is_alive
 from ckpttool.model.directory import Other, StepFile
 from ckpttool.model.names import (
     STEP_DIGITS,
     Temporary,
-    parse_step_file_name,
+    has_full_width,
+    parse_step_name,
     step_file_name,
 )
+from ckpttool.model.sharded_listing import list_sharded
 
 
 class LeftoverTemporary(DirectoryCheck):
@@ -44,7 +48,7 @@ class LeftoverTemporary(DirectoryCheck):
         whole = other.name in subject.whole_temporaries
         only_copy = whole and not _step_is_valid(subject, name.target)
         words = [f"left by process {name.pid}, which {_ALIVE[alive]}"]
-        if parse_step_file_name(name.target) is not None:
+        if parse_step_name(name.target) is not None:
             words.append("looks whole" if whole else "is no whole checkpoint")
         if only_copy:
             words.append(f"and may be the only good copy of {name.target}")
@@ -73,7 +77,7 @@ def _temporary_remedy(subject: DirectorySubject, other: Other, alive: bool | Non
 
 
 def _step_is_valid(subject: DirectorySubject, target: str) -> bool:
-    step = parse_step_file_name(target)
+    step = parse_step_name(target)
     return any(it.verdict.is_valid and it.verdict.step == step for it in subject.examined)
 
 
@@ -105,7 +109,7 @@ class OddStepNames(DirectoryCheck):
     @classmethod
     def look(cls, subject: DirectorySubject) -> Iterator[Finding]:
         width = len(step_file_name(0))
-        odd = [file for file in subject.directory.steps if len(file.name) != width]
+        odd = [file for file in subject.directory.steps if not has_full_width(file.name)]
         for file in odd:
             right = os.path.join(subject.directory.path, step_file_name(file.step))
             digits = len(file.name) - width + STEP_DIGITS
@@ -158,7 +162,7 @@ class StepIsNoFile(DirectoryCheck):
     def look(cls, subject: DirectorySubject) -> Iterator[Finding]:
         steps = subject.directory.steps
         for file in steps:
-            if file.is_regular:
+            if file.opens:
                 continue
             what = "link" if file.is_link else "directory" if stat.S_ISDIR(file.mode) else "device"
             named = subject.directory.pointer.file == file.name
@@ -255,8 +259,48 @@ class NoValidStep(DirectoryCheck):
             yield cls.finding(Place(subject.directory.path), words, remedy)
 
 
+class LeftoverHasShards(DirectoryCheck):
+    """Lists the leftover's directory; nothing in it is opened."""
+
+    id = "DIR116"
+    severity = Severity.WARNING
+    title = "A leftover holds what a step lacks"
+    meaning = (
+        "The temporary directory of a writer holds files that the sharded step of the same number"
+        " lacks: it was published before every rank had written into it, or on another node."
+    )
+    why = "They may be all that is missing of the step. Whoever cleans up deletes them."
+    mends = "Move them into the step and verify it again; `ckpttool repair` deletes nothing."
+
+    @classmethod
+    def look(cls, subject: DirectorySubject) -> Iterator[Finding]:
+        for other in subject.directory.others:
+            if other.temporary is None or not stat.S_ISDIR(other.mode):
+                continue
+            name = other.temporary.target
+            step = next((it for it in subject.examined if it.entry.name == name), None)
+            if step is None or step.verdict.is_valid:
+                continue
+            if files := lacking(step.findings, other.path):
+                paths = " ".join(quoted(os.path.join(other.path, file)) for file in files)
+                words = f"it holds {few(files)}, which {name} lacks"
+                remedy = f"mv -n -- {paths} {quoted(step.entry.path)}"
+                yield cls.finding(Place(other.path), words, remedy, files=files, step=name)
+
+
+def lacking(findings: list[Finding], leftover: str) -> list[str]:
+    """Names of files that a step lacks, as its findings say, and that lie in a leftover."""
+    try:
+        there = list_sharded(leftover).sizes
+    except UnreadableError:
+        return []
+    names = {name for finding in findings for name in missing_files(finding)}
+    return sorted(names & there.keys())
+
+
 CHECKS: tuple[type[DirectoryCheck], ...] = (
     LeftoverTemporary,
+    LeftoverHasShards,
     ForeignNames,
     OddStepNames,
     ModesDiffer,

@@ -50,17 +50,17 @@ class Result(NamedTuple):
 
 
 def examine(path: str, step: int | None, depth: Depth, workers: Workers) -> Result:
-    """Look at the regular file `path`; `step` is the number in its name, None for a lone file."""
-    from ckpttool.model.checkpoint import open_checkpoint
-
+    """Look at the file, or sharded step, `path`; `step` is the number in its name, if any."""
     workers.meter.label = os.path.basename(path)
     before = workers.meter.done
     size = 0
     try:
-        with open_checkpoint(path, limits=depth.limits) as checkpoint:
-            size = checkpoint.size
-            subject = _measure(path, step, checkpoint, depth, workers)
-            return judge(subject, depth)
+        size = size_of(path)
+        if os.path.isdir(path):
+            from ckpttool.checks.sharded_examine import examine_sharded
+
+            return examine_sharded(path, step, depth, workers)
+        return _examine_file(path, step, depth, workers)
     except UnreadableError as error:
         finding, state = container_checks.Unreadable.at(path, error.reason), "unreadable"
         if not os.path.lexists(path):
@@ -69,6 +69,25 @@ def examine(path: str, step: int | None, depth: Depth, workers: Workers) -> Resu
     finally:
         # Headers and padding were not counted one by one, nor what a quick look left out.
         workers.meter.add(max(0, size - (workers.meter.done - before)))
+
+
+def size_of(path: str) -> int:
+    """Bytes of a file, or of all files of a sharded step. Raises UnreadableError."""
+    from ckpttool.model.sharded_listing import list_sharded
+
+    try:
+        return list_sharded(path).size if os.path.isdir(path) else os.stat(path).st_size
+    except (OSError, ValueError) as error:
+        if isinstance(error, UnreadableError):
+            raise
+        raise UnreadableError(path, getattr(error, "strerror", None) or str(error)) from error
+
+
+def _examine_file(path: str, step: int | None, depth: Depth, workers: Workers) -> Result:
+    from ckpttool.model.checkpoint import open_checkpoint
+
+    with open_checkpoint(path, limits=depth.limits) as checkpoint:
+        return judge(_measure(path, step, checkpoint, depth, workers), depth)
 
 
 def _measure(
@@ -93,6 +112,10 @@ def first_look(
 
     mode = os.fstat(checkpoint.reader.fileno()).st_mode
     facts = training_facts(checkpoint.tree if checkpoint.readable else None)
+    if facts.coordinator is not None:
+        from ckpttool.model.coordinator_copies import copies_by_checksum
+
+        facts.copies = copies_by_checksum(checkpoint.tree, checkpoint.container)
     subject = FileSubject(path, checkpoint, facts, step, mode)
     subject.anomalies.extend(checkpoint.anomalies)
     subject.anomalies.extend(_kind_anomalies(checkpoint, search))
@@ -164,14 +187,24 @@ def _measure_container(
         return
     found = list(check_records(container, workers))
     yield from found
-    if subject.facts.coordinator is not None and not found:
-        from ckpttool.checks.pending_delta import check_pending_delta
-
-        yield from check_pending_delta(checkpoint, subject.facts.coordinator)
+    if subject.facts.coordinator is not None:
+        yield from _measure_coordinator(subject, checkpoint, whole=not found)
     if depth.finite:
         from ckpttool.checks.values import count_values
 
         yield from count_values(checkpoint, workers)
+
+
+def _measure_coordinator(
+    subject: FileSubject, checkpoint: Checkpoint, *, whole: bool
+) -> Iterator[Anomaly]:
+    """What only its values show: of damaged ones, nothing is to be said but that."""
+    from ckpttool.checks.pending_delta import check_pending_delta
+    from ckpttool.model.coordinator_copies import copies_by_bytes
+
+    subject.facts.copies = copies_by_bytes(checkpoint.tree, checkpoint.container)
+    if whole and subject.facts.coordinator is not None:
+        yield from check_pending_delta(checkpoint, subject.facts.coordinator)
 
 
 def judge(subject: FileSubject, depth: Depth) -> Result:

@@ -39,22 +39,35 @@ def glance(path: str, step: int | None, checkpoint: Checkpoint) -> Result:
 
 
 def glance_step(file: StepFile) -> Row:
-    """What one step file of a directory shows. Links and the like are not opened."""
+    """What one step of a directory shows. Links and the like are not opened."""
     from ckpttool.checks.container import Unreadable
-    from ckpttool.model.checkpoint import open_checkpoint
 
-    if not file.is_regular:
+    if not file.opens:
         return Row(not_opened(file), {}, None)
     try:
-        with open_checkpoint(file.path) as checkpoint:
-            result = glance(file.path, file.step, checkpoint)
-            sections = {k: v for k, v in checkpoint.sections.items() if k in KEYS}
-            need = checkpoint.load_need
+        result, sections, need = _glance_at(file)
     except UnreadableError as error:
         findings = [Unreadable.at(file.path, error.reason)]
         result = not_reached(file.path, file.step, file.size, "unreadable", findings)
         return Row(Examined(file, *result), {}, None)
-    return Row(Examined(file, *result), sections, need)
+    known = {name: section for name, section in sections.items() if name in KEYS}
+    return Row(Examined(file, *result), known, need)
+
+
+def _glance_at(file: StepFile) -> tuple[Result, dict[str, Section], str | None]:
+    """Result, sections and what loading takes. Raises UnreadableError."""
+    if file.is_sharded:
+        from ckpttool.checks.sharded_examine import judge_sharded
+        from ckpttool.model.sharded import open_sharded
+
+        with open_sharded(file.path) as sharded:
+            result = judge_sharded(sharded, file.step, Depth(quick=True))
+            return result, sharded.sections, sharded.load_need
+    from ckpttool.model.checkpoint import open_checkpoint
+
+    with open_checkpoint(file.path) as checkpoint:
+        result = glance(file.path, file.step, checkpoint)
+        return result, checkpoint.sections, checkpoint.load_need
 
 
 def glance_directory(

@@ -88,7 +88,7 @@ class FileHashes:
 def _begin(file: StepFile, workers: Workers) -> _Running:
     from ckpttool.io.reading import FileReader
 
-    reader = FileReader(file.path)
+    reader = FileReader(file.recorded_path)
     if reader.size >= _WORTH_STARTING and workers.jobs > 1:
         # A process with several threads must not be forked: another one may hold a lock.
         if sys.platform.startswith("linux") and threading.active_count() == 1:

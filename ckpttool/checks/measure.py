@@ -136,6 +136,12 @@ def check_records(container: Container, workers: Workers) -> Iterator[Anomaly]:
         yield from anomalies
 
 
+def check_each_record(container: Container, meter: Meter) -> Iterator[Anomaly]:
+    """The same in this very thread, for one of many small archives."""
+    for record in container.entries:
+        yield from _check_record(container, record, meter, {})
+
+
 def _mapped(container: Container, workers: Workers, total: int) -> dict[Record, int]:
     """Checksums of the records that lie in the file as they are, where it may be mapped."""
     if total < _WORTH_MAPPING or workers.jobs < 2 or not container.has_checksums:

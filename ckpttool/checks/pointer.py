@@ -171,6 +171,8 @@ _STATES = {
     "not-a-checkpoint": "not a training checkpoint",
     "wrong-step": "of another step",
     "changing": "being changed",
+    "incomplete": "incomplete",
+    "intact": "no step",
     "not-opened": "not a regular file",
 }
 
@@ -219,12 +221,11 @@ class PointerRecordDiffers(PointerCheck):
         if pointer.target is None or target is None:
             return
         size = pointer.extra.get("size")
-        if size is not None and size != target.size:
-            recorded = size if isinstance(size, int) else None
-            words = (
-                f"the pointer records {_recorded(size)} bytes, {target.name} has {target.size:,}"
-            )
-            yield cls.differ(subject, words, recorded=recorded, size=target.size)
+        if size is not None and size != target.recorded_size:
+            recorded, actual = size if isinstance(size, int) else None, target.recorded_size
+            has = f"{target.recorded_name} has {actual or 0:,}"
+            words = f"the pointer records {_recorded(size)} bytes, {has}"
+            yield cls.differ(subject, words, recorded=recorded, size=actual)
             return
         sha256 = pointer.extra.get("sha256")
         if None not in (sha256, target.sha256) and str(sha256).lower() != target.sha256:
@@ -261,6 +262,46 @@ class PointerUnreadable(PointerCheck):
             yield cls.finding(Place(pointer.path), words, remedy, could_not_check=True)
 
 
+class SeveralPointers(PointerCheck):
+    """Reads the other pointers, each a few bytes."""
+
+    id = "PTR111"
+    severity = Severity.WARNING
+    title = "Several pointers lie side by side"
+    meaning = (
+        "Beside latest.json lies a pointer of another program (`latest`,"
+        " `latest_checkpointed_iteration.txt`, `last_checkpoint`, a link). An info where all name"
+        " one step."
+    )
+    why = "Each program follows its own: somebody edits one of them, and nothing happens."
+    mends = "Make them agree, or remove the one that no program here reads."
+
+    @classmethod
+    def look(cls, subject: DirectorySubject) -> Iterator[Finding]:
+        from ckpttool.model.other_pointers import other_pointers
+
+        pointer, others = subject.directory.pointer, other_pointers(subject.directory)
+        ours = pointer.file_step if pointer.step is None else pointer.step
+        told = [(one.name, one.says, one.step) for one in others]
+        if pointer.state != "missing":
+            told.insert(0, (POINTER_NAME, pointer.file or "nothing", ours))
+        if len(told) < 2:
+            return
+        agree = len({step for _, _, step in told}) == 1 and told[0][2] is not None
+        if agree and all(one.is_link for one in others):
+            return  # a convenience, which many runs have
+        said = ", ".join(f'{name} says "{says[:60]}"' for name, says, _ in told)
+        words = f"{len(told)} pointers, which {'agree' if agree else 'disagree'}: {said}"
+        remedy = None if agree else "make them agree, or remove the one that no program reads"
+        yield cls.finding(
+            Place(subject.directory.path),
+            words,
+            remedy,
+            severity=Severity.INFO if agree else None,
+            pointers=[{"name": name, "says": says, "step": step} for name, says, step in told],
+        )
+
+
 CHECKS: tuple[type[PointerCheck], ...] = (
     PointerMissing,
     PointerMalformed,
@@ -272,4 +313,5 @@ CHECKS: tuple[type[PointerCheck], ...] = (
     PointerNotAFile,
     PointerRecordDiffers,
     PointerUnreadable,
+    SeveralPointers,
 )

@@ -14,7 +14,7 @@ from ckpttool.checks import pointer as pointer_checks
 from ckpttool.checks import schema as schema_checks
 from ckpttool.checks import trust as trust_checks
 from ckpttool.checks.base import DirectorySubject, Examined, FileVerdict, command
-from ckpttool.checks.examine import Depth, examine, not_opened
+from ckpttool.checks.examine import Depth, examine, not_opened, size_of
 from ckpttool.checks.hashing import FileHashes
 from ckpttool.checks.measure import Meter, Workers
 from ckpttool.errors import UnreadableError
@@ -22,13 +22,15 @@ from ckpttool.findings import Finding, Severity
 from ckpttool.formats.limits import DEFAULT_LIMITS, ReaderLimits
 from ckpttool.model.books import Books, read_books
 from ckpttool.model.directory import CheckpointDirectory, Other, StepFile, scan
-from ckpttool.model.names import parse_step_file_name
+from ckpttool.model.names import parse_step_name
 from ckpttool.model.records import Records
+from ckpttool.model.sharded_listing import holds_shards
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ckpttool.io.durable import Progress
+    from ckpttool.model.schema import TrainingFacts
 
 
 class Report:
@@ -36,10 +38,11 @@ class Report:
 
     `findings` come worst first. `newest_valid` is the highest valid step and `newest_valid_path`
     its file, or None. `files` has a verdict for each step file, ascending (or for the one file that
-    was given). `quick` says that checksums were not looked at.
+    was given). `quick` says that checksums were not looked at. `facts` are those of the training
+    schema, where a file or a sharded step was given.
     """
 
-    __slots__ = ("files", "findings", "newest_valid", "newest_valid_path", "path", "quick")
+    __slots__ = ("facts", "files", "findings", "newest_valid", "newest_valid_path", "path", "quick")
 
     def __init__(
         self,
@@ -56,6 +59,7 @@ class Report:
         self.newest_valid = None if newest is None else newest.step
         self.newest_valid_path = None if newest is None else newest.path
         self.quick = quick
+        self.facts: TrainingFacts | None = None
 
     @property
     def worst(self) -> Severity | None:
@@ -76,7 +80,14 @@ class Report:
             "newest_valid_path": self.newest_valid_path,
             "files": [file.as_dict() for file in self.files],
             "findings": [finding.as_dict() for finding in self.findings],
+            **self._coordinator(),
         }
+
+    def _coordinator(self) -> dict[str, Any]:
+        if self.facts is None or self.facts.coordinator is None:
+            return {}
+        copies = [list(group) for group in self.facts.copies]
+        return {"coordinator": {**self.facts.coordinator.as_dict(), "copies": copies}}
 
 
 def _order(finding: Finding) -> tuple[int, str, str, str]:
@@ -93,7 +104,7 @@ def verify(
     limits: ReaderLimits = DEFAULT_LIMITS,
     progress: Progress | None = None,
 ) -> Report:
-    """Run every check over a checkpoint directory, or over one file.
+    """Run every check over a checkpoint directory, or over one file or sharded step.
 
     `quick` leaves out what has to read whole files (checksums, values); `finite` counts NaN and
     infinite values, too. `jobs` is the number of threads (at most four by default). `progress` is
@@ -107,19 +118,21 @@ def verify(
         is_directory = stat.S_ISDIR(os.stat(where).st_mode)
     except (OSError, ValueError) as error:
         raise UnreadableError(where, getattr(error, "strerror", None) or str(error)) from error
-    if is_directory:
+    if is_directory and not holds_shards(where):
         return _verify_directory(scan(where), depth, jobs, progress)
     return _verify_file(where, depth, jobs, progress)
 
 
 def _verify_file(path: str, depth: Depth, jobs: int | None, progress: Progress | None) -> Report:
-    meter = Meter(os.stat(path).st_size, progress)
-    step = parse_step_file_name(os.path.basename(path))
+    meter = Meter(_size(path), progress)
+    step = parse_step_name(os.path.basename(os.path.normpath(path)))
     with Workers(jobs, meter) as workers:
         result = examine(path, step, depth, workers)
     _name_remedy(result.findings, lambda: _sibling_command(path, step))
     newest = result.verdict if result.verdict.is_valid else None
-    return Report(path, result.findings, [result.verdict], newest, quick=depth.quick)
+    report = Report(path, result.findings, [result.verdict], newest, quick=depth.quick)
+    report.facts = result.facts
+    return report
 
 
 def verify_as(
@@ -130,7 +143,7 @@ def verify_as(
     limits: ReaderLimits = DEFAULT_LIMITS,
     progress: Progress | None = None,
 ) -> Report:
-    """Verify the regular file `path` as if its name were that of the file of `step`.
+    """Verify the file, or sharded step, `path` as if its name were that of `step`.
 
     For a writer's temporary, and for a file that was mended and has not got its name yet.
     """
@@ -143,7 +156,7 @@ def verify_as(
 
 def _size(path: str) -> int:
     try:
-        return os.stat(path).st_size
+        return size_of(path)
     except OSError:
         return 0
 
@@ -155,12 +168,12 @@ def _sibling_command(path: str, step: int | None) -> str | None:
     """
     if step is None:
         return None
-    directory, own = os.path.split(path)
+    directory, own = os.path.split(os.path.normpath(path))
     directory = directory or os.curdir
     try:
         with os.scandir(directory) as entries:
             names = (entry.name for entry in entries)
-            others = any(parse_step_file_name(name) is not None and name != own for name in names)
+            others = any(parse_step_name(name) is not None and name != own for name in names)
     except OSError:
         others = False
     return command("latest", directory) if others else None
@@ -189,7 +202,7 @@ def _examine_steps(
 ) -> list[Examined]:
     """Every step file; with its SHA-256 where something records one."""
     hashed = set() if depth.quick else _to_be_hashed(directory, books)
-    sizes = [(1 + (file.name in hashed)) * file.size for file in directory.steps if file.is_regular]
+    sizes = [file.size + _hashed_bytes(file, hashed) for file in directory.steps if file.opens]
     examined = []
     with Workers(jobs, Meter(sum(sizes), progress)) as workers, FileHashes(workers) as hashes:
         for file in directory.steps:
@@ -204,12 +217,16 @@ def _examine_steps(
     return examined
 
 
+def _hashed_bytes(file: StepFile, hashed: set[str]) -> int:
+    return (file.recorded_size or 0) if file.name in hashed else 0
+
+
 def _hold_against_records(verdict: FileVerdict, records: Records, depth: Depth) -> None:
     """A file that is whole, but not the one that was saved, is not valid."""
     if not verdict.is_valid:
         return
     hasher = None if depth.quick else lambda: verdict.sha256
-    if records.contradict(verdict.name, verdict.size, hasher) is not None:
+    if records.contradict(verdict.name, verdict.recorded_size or 0, hasher) is not None:
         verdict.state = "not-as-recorded"
 
 
@@ -219,16 +236,16 @@ def _to_be_hashed(directory: CheckpointDirectory, books: Books) -> set[str]:
     names = set()
     for file in directory.steps:
         known = (
-            entry.size in (None, file.size) and entry.sha256 is not None
+            entry.size in (None, file.recorded_size) and entry.sha256 is not None
             for _, entry in records.of(file.name)
         )
-        if file.is_regular and any(known):
+        if file.opens and any(known):
             names.add(file.name)
     return names
 
 
 def _examine_step(file: StepFile, depth: Depth, workers: Workers) -> Examined:
-    if not file.is_regular:
+    if not file.opens:
         return not_opened(file)
     result = examine(file.path, file.step, depth, workers)
     return Examined(file, *result)
@@ -236,7 +253,7 @@ def _examine_step(file: StepFile, depth: Depth, workers: Workers) -> Examined:
 
 def _looks_whole(other: Other, depth: Depth) -> bool:
     """Whether a writer's temporary is a valid checkpoint, as far as a quick look can tell."""
-    step = parse_step_file_name(other.temporary.target) if other.temporary else None
+    step = parse_step_name(other.temporary.target) if other.temporary else None
     if step is None:
         return False
     with Workers(1, Meter(0, None)) as workers:

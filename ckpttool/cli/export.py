@@ -51,6 +51,9 @@ def command(
 ) -> ExitCode:
     """Write the tensors of FILE as a safetensors file, through the safetensors library.
 
+    FILE may be a directory of torch.distributed.checkpoint: the pieces of each tensor are put
+    together, in memory of a few megabytes.
+
     Without --section the model is exported: the section model, state_dict, model_state_dict or
     module, or the whole of FILE where that is a state dict or a module itself. Names are the keys,
     joined by dots. Prefixes that wrappers left (module., _orig_mod.) are shown, and taken off on

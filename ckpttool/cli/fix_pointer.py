@@ -23,7 +23,7 @@ from ckpttool.cli.common import (
     writer_lock,
 )
 from ckpttool.exitcodes import ExitCode
-from ckpttool.model.names import parse_step_file_name
+from ckpttool.model.names import parse_step_name
 from ckpttool.render.text import Printer, escape
 from ckpttool.render.words import pointer_words
 
@@ -52,10 +52,10 @@ def command(path: str, step: int | None, dry_run: bool, as_json: bool) -> ExitCo
     """
     from ckpttool.actions.fix_pointer import plan_fix_pointer
 
-    if step is None and parse_step_file_name(os.path.basename(path)) is not None:
+    if step is None and parse_step_name(os.path.basename(os.path.normpath(path))) is not None:
         # Of one file alone the newest step is its own, and newer ones beside it would not count.
         hint = "give its directory, and --step N to point at one step among those in it"
-        raise click.UsageError(f"PATH is a step file: {hint}")
+        raise click.UsageError(f"PATH is a step: {hint}")
     refuse_live_writer(path, "fix-pointer", dry_run)
     refuse_half_done(path, "fix-pointer", dry_run)
     fix: PointerFix = with_progress(plan_fix_pointer, path, step=step)

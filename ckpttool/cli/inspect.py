@@ -41,7 +41,8 @@ def command(
 ) -> ExitCode:
     """Show what PATH, a directory or a file, holds. Nothing that it holds is run.
 
-    A directory: its step files, its pointer, leftovers. A file: container, sections, tensors,
+    A directory: its steps, its pointer, leftovers. A directory of torch.distributed.checkpoint:
+    tensors, shards, ranks, counters; no shard is read. A file: container, sections, tensors,
     counters, precision, optimizer, RNG, coordinator, and what loading it takes. Only what is shown
     is read, however large the file is. Exit code 1 means that something is visibly wrong.
     """
@@ -51,8 +52,16 @@ def command(
         from ckpttool.render.file_page import Wanted
 
         return _inspect_file(path, Wanted(tensors, tree, records, globals_), as_json)
+    from ckpttool.model.sharded_listing import holds_shards
+
+    if holds_shards(path):
+        from ckpttool.render.file_page import Wanted
+
+        return _inspect_sharded(path, Wanted(tensors, tree, records, globals_), as_json)
     if tensors is not None or tree or records or globals_:
-        raise click.UsageError("--tensors, --tree, --records and --globals want a file as PATH")
+        raise click.UsageError(
+            "--tensors, --tree, --records and --globals want a file or a sharded step as PATH"
+        )
     return _inspect_directory(path, as_json)
 
 
@@ -100,6 +109,23 @@ def _inspect_file(path: str, wanted: Wanted, as_json: bool) -> ExitCode:
 
             command = command_line("verify", path)
             show_file(Printer(), checkpoint, facts, result.findings, wanted, command)
+    return _code(result.findings)
+
+
+def _inspect_sharded(path: str, wanted: Wanted, as_json: bool) -> ExitCode:
+    from ckpttool.checks.examine import Depth
+    from ckpttool.checks.sharded_examine import judge_sharded
+    from ckpttool.model.names import parse_step_name
+    from ckpttool.model.sharded import open_sharded
+    from ckpttool.render.sharded_page import sharded_document, show_sharded
+
+    with open_sharded(path) as sharded:
+        step = parse_step_name(os.path.basename(os.path.normpath(path)))
+        result = judge_sharded(sharded, step, Depth(quick=True))
+        if as_json:
+            write_json(sharded_document(sharded, result, wanted))
+        else:
+            show_sharded(Printer(), sharded, result, wanted, command_line("verify", path))
     return _code(result.findings)
 
 

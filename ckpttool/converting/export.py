@@ -7,6 +7,7 @@ state dict: keys joined by dots. Sharing, prefixes and the format itself: `conve
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from ckpttool.errors import FormatError, LimitError, RefusedError, UnreadableErr
 from ckpttool.formats.values import NumpyArray, Opaque, TensorValue
 from ckpttool.io.output import refuse_output
 from ckpttool.model.inert import what
+from ckpttool.model.sharded_listing import holds_shards
 from ckpttool.model.walk import key_text
 
 if TYPE_CHECKING:
@@ -122,7 +124,7 @@ class Exporting:
 
         def write(file: BinaryIO) -> None:
             safetensors.write(file, entries, metadata, progress)
-            if self._checkpoint.reader.changed():
+            if self._source_changed():
                 raise UnreadableError(self.path, "changed while it was read")
 
         def check(path: str) -> None:
@@ -152,6 +154,9 @@ class Exporting:
 
     def __exit__(self, *exception: object) -> None:
         self._checkpoint.close()
+
+    def _source_changed(self) -> bool:
+        return self._checkpoint.reader.changed()
 
     def _plain_tensors(self, checkpoint: Checkpoint, new: NewStorages) -> dict[str, TensorValue]:
         """The section's tensors by dotted name; all else is noted in `refused`."""
@@ -211,9 +216,15 @@ def plan_export(
     """Verifies a file and finds the tensors that go into a safetensors file.
 
     `section` names a top-level key; without it the model's is taken, or the whole content where
-    that is a state dict itself. Raises SectionError where there is none, and what `open_verified`
-    raises.
+    that is a state dict itself. A directory is taken for a sharded step. Raises SectionError where
+    there is none, and what `open_verified` raises.
     """
+    if os.path.isdir(path) and holds_shards(path):
+        from ckpttool.converting.export_sharded import plan_sharded_export
+
+        return plan_sharded_export(
+            path, section=section, strip_prefixes=strip_prefixes, progress=progress
+        )
     checkpoint = open_verified(path, progress)
     try:
         return Exporting(checkpoint, section, strip_prefixes)

@@ -128,8 +128,29 @@ class Folder:
         finally:
             os.close(descriptor)
 
+    def sync_tree(self, name: str, depth: int = 100) -> None:
+        """Makes the content of a file durable, or of a folder with all that is in it.
+
+        Links in a folder are left alone. OSError with EINVAL for more than `depth` levels.
+        """
+        status = self.status(name)
+        if status is None or not stat.S_ISDIR(status.st_mode):
+            self.sync_file(name)
+            return
+        if depth <= 0:
+            raise OSError(errno.EINVAL, "folders are nested too deep", self._path(name))
+        with self.enter(name) as folder:
+            for inner in folder.names():
+                found = folder.status(inner)
+                if found is not None and stat.S_IFMT(found.st_mode) in (stat.S_IFREG, stat.S_IFDIR):
+                    folder.sync_tree(inner, depth - 1)
+            folder.sync()
+
     def change_mode(self, name: str, mode: int) -> None:
-        """Sets the permission bits of a regular file, never through a link."""
+        """Sets the permission bits of a regular file, never through a link.
+
+        Durable, unless the file may not be read then: only what can be opened can be synced.
+        """
         flags = getattr(os, "O_PATH", os.O_RDONLY) | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(plain_name(name), flags, dir_fd=self._descriptor)
         try:
@@ -141,6 +162,10 @@ class Folder:
             os.chmod(named if os.path.lexists(named) else descriptor, mode)
         finally:
             os.close(descriptor)
+        try:
+            self.sync_file(name)
+        except PermissionError:
+            return
 
     def rename(self, name: str, into: Folder, new: str) -> None:
         """Moves an entry, replacing what has the new name; not durable before both are synced."""
@@ -165,12 +190,14 @@ class Folder:
         """Moves an entry durably, never over another: FileExistsError where the name is taken.
 
         Killed half-way, it leaves one file with both names, and does the rest when called again.
+        The new name is durable before the old one goes: after a power cut, one of them is there.
         """
         try:
             self.link(name, into, new)
         except FileExistsError:
             if not same_file(self.status(name), into.status(new)):
                 raise
+            into.sync()
             self.remove(name)
         except OSError:
             # No links here, or not of directories. What holds the name then holds it by itself: a
@@ -180,9 +207,10 @@ class Folder:
                     errno.EEXIST, os.strerror(errno.EEXIST), into._path(new)
                 ) from None
             self.rename(name, into, new)
+            into.sync()
         else:
+            into.sync()
             self.remove(name)
-        into.sync()
         self.sync()
 
     def remove(self, name: str) -> None:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ckpttool.io.durable import Progress
+    from ckpttool.io.lock_watch import Life, Watch
 
 __all__ = [
     "LOCK_NAME",
@@ -101,20 +102,26 @@ class WriterLock:
         program: str,
         run_id: str | None = None,
         patience: float = 0.0,
+        watch: Watch | None = None,
+        refreshed_every: int | None = None,
     ) -> WriterLock:
         """Takes the lock of a directory that exists, from a dead holder too.
 
-        While it is held, asks again for `patience` seconds. Raises LockedError, which says
+        While it is held, asks again for `patience` seconds; and with a `watch` for as long as that
+        waits to see whether a holder elsewhere is alive. `refreshed_every`: a promise to `refresh`
+        as often as that, in seconds, by a thread of its own. Raises LockedError, which says
         who holds it, and WriteError where the system does not let us write there.
         """
         where = os.fspath(directory)
         deadline = time.monotonic() + patience
         while True:
             try:
-                lock = cls(where, _facts_of_this_process(program, run_id))
-                lock._take()
+                lock = cls(where, _facts_of_this_process(program, run_id, refreshed_every))
+                lock._take(frozenset() if watch is None else watch.silent)
                 return lock
-            except LockedError:
+            except LockedError as error:
+                if watch is not None and watch.goes_on(error.holder):
+                    continue
                 if time.monotonic() >= deadline:
                     raise
                 time.sleep(min(1.0, patience / 10))
@@ -156,9 +163,9 @@ class WriterLock:
             raise write_error(self.path, error) from error
         self._refreshed = time.monotonic()
 
-    def refresh_if_due(self) -> None:
-        """Refreshes when the last time was `REFRESH_SECONDS` ago; costs next to nothing else."""
-        if time.monotonic() - self._refreshed >= REFRESH_SECONDS:
+    def refresh_if_due(self, after: float = REFRESH_SECONDS) -> None:
+        """Refreshes when the last time was `after` seconds ago; costs next to nothing else."""
+        if time.monotonic() - self._refreshed >= after:
             self.refresh()
 
     def keeping(self, progress: Progress | None = None) -> Progress:
@@ -198,16 +205,17 @@ class WriterLock:
         who = holder.words() if holder else "somebody"
         raise LockedError(self.directory, f"our lock was taken over by {who}", holder)
 
-    def _take(self) -> None:
+    def _take(self, silent: frozenset[Life] = frozenset()) -> None:
+        """Takes it, from a holder of `silent` too."""
         temporary = self._write_temporary()
         try:
             now = os.stat(temporary).st_mtime
-            self._place_or_take_over(temporary, now)
+            self._place_or_take_over(temporary, now, silent)
         finally:
             _unlink_quietly(temporary)
         self._sweep(now)
 
-    def _place_or_take_over(self, temporary: str, now: float) -> None:
+    def _place_or_take_over(self, temporary: str, now: float, silent: frozenset[Life]) -> None:
         for _ in range(_MOST_TRIES):
             if _place(temporary, self.path):
                 return
@@ -216,12 +224,12 @@ class WriterLock:
                 continue  # it was released meanwhile
             if holder.identity == self._facts["token"]:
                 return  # the link was made, though an answer that got lost said otherwise
-            if holder.is_held:
+            if holder.is_held and holder.life not in silent:
                 raise _is_held(self.directory, holder)
             if os.path.isdir(self.path) and not os.path.islink(self.path):
                 words = f"a directory lies in the place of the lock: {_removal(self.path)}"
                 raise LockedError(self.directory, words, holder)
-            if self._take_over(holder, temporary, now):
+            if self._take_over(holder, temporary, now, silent):
                 self.taken_over = holder
                 return
         raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), self.path)
@@ -238,7 +246,7 @@ class WriterLock:
             except FileExistsError:
                 attempt += 1
 
-    def _take_over(self, old: Holder, temporary: str, now: float) -> bool:
+    def _take_over(self, old: Holder, temporary: str, now: float, silent: frozenset[Life]) -> bool:
         """Replaces the lock of a dead holder, unless somebody else is faster."""
         dead = old.identity
         while not _place(temporary, claim := self._claim_on(dead)):
@@ -247,12 +255,12 @@ class WriterLock:
                 return False  # whoever had it is through: look at the lock again
             if other.identity == self._facts["token"]:
                 break
-            if other.is_held:
+            if other.is_held and other.life not in silent:
                 raise _is_held(self.directory, other)
             dead = other.identity  # it died while it took over, so its claim is taken over in turn
         try:
             there = look(self.path, now)
-            if there is None or there.identity != old.identity:
+            if there is None or there.life != old.life:
                 return False
             os.replace(claim, self.path)
         finally:
@@ -294,7 +302,9 @@ def _same_family(holder: Holder | None, program: str) -> bool:
     return holder is not None and (holder.program or "").split()[:1] == program.split()[:1]
 
 
-def _facts_of_this_process(program: str, run_id: str | None) -> dict[str, Any]:
+def _facts_of_this_process(
+    program: str, run_id: str | None, refreshed_every: int | None
+) -> dict[str, Any]:
     now = _now()
     return {
         "pid": os.getpid(),
@@ -307,6 +317,7 @@ def _facts_of_this_process(program: str, run_id: str | None) -> dict[str, Any]:
         "acquired": now,
         "refreshed": now,
         "token": os.urandom(16).hex(),
+        **({} if refreshed_every is None else {"refreshed_every": refreshed_every}),
     }
 
 

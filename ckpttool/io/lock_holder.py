@@ -1,11 +1,13 @@
 """Who holds the lock of a directory: the lock file read, and judged whether its holder lives.
 
 `.writer.lock` is JSON: `pid`, `host`, `boot_id`, `pid_namespace`, `started` (see `io.processes`),
-`program`, `run_id`, `acquired` and `refreshed` (UTC), and `token`, which no other lock has.
+`program`, `run_id`, `acquired` and `refreshed` (UTC), `token`, which no other lock has, and
+`refreshed_every`: seconds, where the holder has a thread that does nothing else.
 
 A lock of this machine is held exactly as long as its process lives. Of another machine or container
-nobody here can ask that, so its holder refreshes the lock every minute, and one that has not been
-refreshed for five minutes may be taken over. Times are those of the file system.
+nobody here can ask that, so its holder refreshes the lock four times a minute, and one that has not
+been refreshed for five minutes may be taken over. Times are those of the file system. Who waits
+beside it may know earlier, and whatever the clocks say: see `io.lock_watch`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Any, NamedTuple
 from ckpttool.io import processes
 
 LOCK_NAME = ".writer.lock"
-REFRESH_SECONDS = 60
+REFRESH_SECONDS = 15
 STALE_SECONDS = 300
 MOST_BYTES = 64 * 1024
 # A link is not followed, and a pipe does not block.
@@ -48,12 +50,18 @@ class Holder(NamedTuple):
     run_id: str | None = None
     acquired: str | None = None
     refreshed: str | None = None
+    refreshed_every: int | None = None
     problem: str | None = None
 
     @property
     def is_held(self) -> bool:
         """Whether nobody else may write here now."""
         return self.state == "held" or (self.state == "unreadable" and self.age < STALE_SECONDS)
+
+    @property
+    def life(self) -> tuple[str, str | None]:
+        """What is another one as soon as the holder has shown that it lives."""
+        return self.identity, self.refreshed
 
     def words(self) -> str:
         """`pid 4711 on node1 (trainer_core), since 2026-11-29T19:40:42Z`. Not escaped."""
@@ -136,7 +144,10 @@ def _holder(path: str, content: dict[str, Any], now: float, status: os.stat_resu
         value = content.get(key)
         return value[:200] if isinstance(value, str) else None
 
-    started = content.get("started")
+    def number(key: str) -> int | None:
+        value = content.get(key)
+        return value if type(value) is int else None
+
     names = ("host", "boot_id", "pid_namespace", "program", "run_id", "acquired", "refreshed")
     return Holder(
         path,
@@ -144,7 +155,8 @@ def _holder(path: str, content: dict[str, Any], now: float, status: os.stat_resu
         now - status.st_mtime,
         _identity(status, content.get("token")),
         pid=content["pid"],
-        started=started if type(started) is int else None,
+        started=number("started"),
+        refreshed_every=number("refreshed_every"),
         **{name: text(name) for name in names},
     )
 

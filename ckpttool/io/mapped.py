@@ -38,6 +38,8 @@ def can_map(reader: FileReader) -> bool:
     """
     if not sys.platform.startswith("linux") or threading.active_count() > 1:
         return False
+    if not reader.is_whole_file:
+        return False
     return _file_system(os.fstat(reader.fileno()).st_dev) in _LOCAL
 
 

@@ -40,6 +40,9 @@ class FileReader:
 
     __slots__ = ("_descriptor", "_seen", "path", "size")
 
+    is_whole_file = True
+    """Whether offsets here are those of the file at `path`, so that it may be mapped instead."""
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
         self._descriptor = -1
@@ -183,6 +186,43 @@ class BytesReader(FileReader):
         piece = self._data[offset : offset + len(buffer)]
         buffer[: len(piece)] = piece
         return len(piece)
+
+
+class WindowReader(FileReader):
+    """A part of an open file, read as if it were a file: one archive of several in a shard.
+
+    It begins at `offset` of `whole` and has `length` bytes, or as many as are there. The file stays
+    the caller's to close.
+    """
+
+    __slots__ = ("_offset", "_whole")
+
+    def __init__(self, whole: FileReader, offset: int, length: int) -> None:
+        self.path = whole.path
+        self.size = max(0, min(length, whole.size - offset))
+        self._whole = whole
+        self._offset = offset
+        self._descriptor = -1
+
+    is_whole_file = False
+
+    def next_data(self, offset: int) -> int:
+        """See `FileReader.next_data`."""
+        return min(self.size, self._whole.next_data(self._offset + offset) - self._offset)
+
+    def changed(self) -> bool:
+        """Whether the whole file has changed."""
+        return self._whole.changed()
+
+    def fileno(self) -> int:
+        """The whole file's descriptor, whose offsets are not this reader's."""
+        return self._whole.fileno()
+
+    def _pread(self, offset: int, length: int) -> bytes:
+        return self._whole._pread(self._offset + offset, length)
+
+    def _read_into(self, buffer: memoryview, offset: int) -> int:
+        return self._whole._read_into(buffer[: self.size - offset], self._offset + offset)
 
 
 def _open_regular(path: str) -> tuple[int, os.stat_result]:

@@ -13,8 +13,16 @@ from typing import Any, NamedTuple
 from ckpttool.formats.anomaly import Anomaly
 from ckpttool.formats.values import TensorValue
 from ckpttool.model.inert import integer, is_floating, state_tensors, stored_bytes, what
+from ckpttool.model.pending_upload import Standing, pending_standing
 
 ROLES = ("master", "worker")
+_KNOWN = frozenset(
+    (
+        *("role", "node_id", "local_step", "last_global_step", "baseline_generation", "baseline"),
+        *("last_uploaded_step", "last_dispatched_step", "last_skipped_step"),
+        *("pending_upload", "pending_delta", "pending_delta_step", "outer"),
+    )
+)
 
 
 class PendingUpload(NamedTuple):
@@ -35,7 +43,12 @@ class OuterState(NamedTuple):
 
 
 class CoordinatorFacts(NamedTuple):
-    """What a coordinator section says of itself. Parts that are absent or malformed are None."""
+    """What a coordinator section says of itself. Parts that are absent or malformed are None.
+
+    `standing` says whether the pending upload can still be applied. `parts` are the bytes of each
+    state dict, by its dotted name. `extra` are keys that only newer writers have, with their values
+    where these are plain.
+    """
 
     role: str | None
     node_id: str | None
@@ -45,13 +58,20 @@ class CoordinatorFacts(NamedTuple):
     baseline_bytes: int | None
     pending_upload: PendingUpload | None
     outer: OuterState | None
+    last_uploaded_step: int | None = None
+    last_dispatched_step: int | None = None
+    last_skipped_step: int | None = None
+    standing: Standing | None = None
+    parts: tuple[tuple[str, int], ...] = ()
+    extra: tuple[tuple[str, Any], ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """The facts as plain data."""
         plain = self._asdict()
         plain["pending_upload"] = self.pending_upload and self.pending_upload._asdict()
         plain["outer"] = self.outer and self.outer._asdict()
-        return plain
+        plain["standing"] = self.standing and self.standing._asdict()
+        return {**plain, "parts": dict(self.parts), "extra": dict(self.extra)}
 
 
 def coordinator_facts(section: Any) -> CoordinatorFacts | None:
@@ -69,7 +89,38 @@ def coordinator_facts(section: Any) -> CoordinatorFacts | None:
         stored_bytes(baseline) if isinstance(baseline, dict) else None,
         _pending_facts(section.get("pending_upload")),
         _outer_facts(section.get("outer")),
+        integer(section.get("last_uploaded_step")),
+        integer(section.get("last_dispatched_step")),
+        integer(section.get("last_skipped_step")),
+        standing=pending_standing(section),
+        parts=tuple(_part_bytes(section)),
+        extra=tuple(_extra(section)),
     )
+
+
+def _part_bytes(section: dict[Any, Any]) -> Iterator[tuple[str, int]]:
+    """Bytes of each state dict in the section."""
+    for name in ("baseline", "pending_delta"):
+        if isinstance(section.get(name), dict):
+            yield name, stored_bytes(section[name])
+    for name, inner in (
+        ("pending_upload", ("delta", "target_state")),
+        ("outer", ("momentum", "global_state")),
+    ):
+        part = section.get(name)
+        held = part if isinstance(part, dict) else {}
+        for key in inner:
+            if isinstance(held.get(key), dict):
+                yield f"{name}.{key}", stored_bytes(held[key])
+
+
+def _extra(section: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
+    """Keys beyond those of the first writers; of what is no plain value only what it is."""
+    for key, value in section.items():
+        if isinstance(key, str) and key not in _KNOWN:
+            plain = isinstance(value, (bool, float, type(None))) or integer(value) is not None
+            text = value[:80] if isinstance(value, str) else what(value)
+            yield key[:80], value if plain else text
 
 
 def _pending_facts(job: Any) -> PendingUpload | None:

@@ -1,4 +1,4 @@
-"""A checkpoint directory: its step files, its pointer, and whatever else lies there.
+"""A checkpoint directory: its steps, its pointer, and whatever else lies there.
 
 Nothing is opened to find that out. Order is by the number in the name, compared as an integer:
 never by text (widths may differ), never by time (file systems and copies get it wrong).
@@ -18,16 +18,21 @@ from ckpttool.model.names import (
     QUARANTINE_NAME,
     Temporary,
     has_full_width,
+    parse_step_directory_name,
     parse_step_file_name,
     parse_temporary_name,
 )
 from ckpttool.model.pointer import Pointer, read_pointer
+from ckpttool.model.sharded_listing import METADATA_NAME, list_sharded
 
 
 class StepFile(NamedTuple):
-    """An entry named like a step file. `mode` is the whole `st_mode`; `size` is in bytes.
+    """An entry named like a step: a file, or the directory of a sharded step.
 
-    `is_regular` is False for links, directories and the like, which are never opened or followed.
+    `mode` is the whole `st_mode`; `size` is in bytes, for a directory those of all its files, and
+    `mtime_ns` then the newest of them. `is_regular` is False for links, directories and the like.
+    `is_sharded` marks a directory named like a sharded step; `metadata_size` is that of its
+    `.metadata`, None where there is none. What is neither is never opened or followed.
     """
 
     step: int
@@ -38,6 +43,33 @@ class StepFile(NamedTuple):
     mtime_ns: int
     is_link: bool
     is_regular: bool
+    is_sharded: bool = False
+    metadata_size: int | None = None
+
+    @property
+    def opens(self) -> bool:
+        """Whether it may be opened and judged: a regular file, or a sharded step."""
+        return self.is_regular or self.is_sharded
+
+    @property
+    def recorded_path(self) -> str:
+        """The file whose size and SHA-256 the pointer and the manifest record of it."""
+        return os.path.join(self.path, METADATA_NAME) if self.is_sharded else self.path
+
+    @property
+    def recorded_size(self) -> int | None:
+        """The size of that file in bytes, None where it is missing."""
+        return self.metadata_size if self.is_sharded else self.size
+
+    def is_still(self, now: os.stat_result) -> bool:
+        """Whether what has its name, of which `lstat` says `now`, is what was listed."""
+        found = step_entry(self.path, now)
+        if found is None or (found.is_regular, found.is_sharded) != (
+            self.is_regular,
+            self.is_sharded,
+        ):
+            return False
+        return (found.size, found.mtime_ns) == (self.size, self.mtime_ns)
 
     def as_dict(self) -> dict[str, Any]:
         """The step file as plain data."""
@@ -50,6 +82,7 @@ class StepFile(NamedTuple):
             "mtime_ns": self.mtime_ns,
             "is_link": self.is_link,
             "is_regular": self.is_regular,
+            "is_sharded": self.is_sharded,
         }
 
 
@@ -58,7 +91,7 @@ class Other(NamedTuple):
 
     `kind` is `temporary`, `lock`, `manifest`, `quarantine`, `link`, `directory`, `special` or
     `foreign`. `link` is where a link points, as written in it. `temporary` is the parsed name of a
-    writer's temporary.
+    writer's temporary, which is a file, or the directory of a sharded step.
     """
 
     name: str
@@ -89,8 +122,8 @@ class CheckpointDirectory:
         self.others = others
 
     def find(self, step: int) -> StepFile | None:
-        """The regular step file for `step`, the 12-digit name first where there are several."""
-        found = [file for file in self.steps if file.step == step and file.is_regular]
+        """The regular file or sharded step for `step`, of several the one with all 12 digits."""
+        found = [file for file in self.steps if file.step == step and file.opens]
         return max(found, key=lambda file: has_full_width(file.name), default=None)
 
     def as_dict(self) -> dict[str, Any]:
@@ -127,38 +160,62 @@ def _sort_entry(entry: os.DirEntry[str], steps: list[StepFile], others: list[Oth
         facts = entry.stat(follow_symlinks=False)
     except FileNotFoundError:
         return  # a running trainer may have pruned it between the listing and this look
-    step = parse_step_file_name(entry.name)
-    if step is None:
+    found = step_entry(entry.path, facts)
+    if found is None:
         others.append(_other(entry, facts))
-        return
+    else:
+        steps.append(found)
+
+
+def step_entry(path: str, facts: os.stat_result) -> StepFile | None:
+    """What lies at `path`, of which `lstat` says `facts`, as a step; None if it is named otherwise.
+
+    Of a name without `.pt` only a directory is one.
+    """
+    name = os.path.basename(path)
     link, regular = stat.S_ISLNK(facts.st_mode), stat.S_ISREG(facts.st_mode)
-    steps.append(
-        StepFile(
-            step,
-            entry.name,
-            entry.path,
-            facts.st_size,
-            facts.st_mode,
-            facts.st_mtime_ns,
-            link,
-            regular,
-        )
-    )
+    whole = path, facts.st_size, facts.st_mode, facts.st_mtime_ns, link, regular
+    step = parse_step_file_name(name)
+    if step is not None:
+        return StepFile(step, name, *whole)
+    step = parse_step_directory_name(name)
+    if step is None or not stat.S_ISDIR(facts.st_mode):
+        return None
+    try:
+        listed = list_sharded(path)
+    except UnreadableError:
+        return StepFile(step, name, *whole, is_sharded=True)
+    metadata = listed.sizes.get(METADATA_NAME)
+    size, newest = listed.size, listed.mtime_ns
+    return StepFile(step, name, path, size, facts.st_mode, newest, link, regular, True, metadata)
 
 
 _KNOWN = {LOCK_NAME: "lock", MANIFEST_NAME: "manifest"}
 
 
 def _other(entry: os.DirEntry[str], facts: os.stat_result) -> Other:
-    kind, link, temporary = "foreign", None, None
+    kind, link, temporary, size = "foreign", None, None, facts.st_size
     if stat.S_ISLNK(facts.st_mode):
         kind, link = "link", os.readlink(entry.path)
     elif stat.S_ISDIR(facts.st_mode):
         kind = "quarantine" if entry.name == QUARANTINE_NAME else "directory"
+        temporary = parse_temporary_name(entry.name)
+        if temporary is not None and parse_step_directory_name(temporary.target) is not None:
+            kind, size = "temporary", size_of_directory(entry.path)
+        else:
+            temporary = None
     elif not stat.S_ISREG(facts.st_mode):
         kind = "special"
     elif entry.name in _KNOWN:
         kind = _KNOWN[entry.name]
     elif (temporary := parse_temporary_name(entry.name)) is not None:
         kind = "temporary"
-    return Other(entry.name, entry.path, kind, facts.st_size, facts.st_mode, link, temporary)
+    return Other(entry.name, entry.path, kind, size, facts.st_mode, link, temporary)
+
+
+def size_of_directory(path: str) -> int:
+    """Bytes of the files in a directory; 0 where it cannot be listed."""
+    try:
+        return list_sharded(path).size
+    except UnreadableError:
+        return 0

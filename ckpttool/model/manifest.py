@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ckpttool.errors import FormatError
 from ckpttool.io.folder import Folder
-from ckpttool.model.names import MANIFEST_NAME, parse_step_file_name
+from ckpttool.model.names import MANIFEST_NAME, parse_step_name
 from ckpttool.model.pointer import Pointer, read_pointer
 
 MOST_BYTES = 64 << 20
@@ -112,7 +112,7 @@ def _entry(line: bytes) -> Entry:
         raise FormatError("is not JSON") from None
     if not isinstance(content, dict):
         raise FormatError("is not an object")
-    if not isinstance(content.get("file"), str) or parse_step_file_name(content["file"]) is None:
+    if not isinstance(content.get("file"), str) or parse_step_name(content["file"]) is None:
         raise FormatError("names no step file")
     return _fields(content)
 

@@ -9,7 +9,8 @@ The first line of a journal is an object with `schema`, `verb`, `tool`, `time`, 
 `actions`, the whole plan (null where it was not known yet: then a line with the event `plan`
 follows). Every further line has an `event`: `begin` and `done` of an action, `finished`;
 `taking-back`, `back` of an action, `undone`; `purging`. A last line without its end was being
-written when the writer died, and counts as not written.
+written when the writer died, and counts as not written; so does one with zero bytes in it, which a
+power cut leaves where a line was not yet synced.
 """
 
 from __future__ import annotations
@@ -126,8 +127,24 @@ def what_is_set_aside(operation: Recorded) -> SetAside:
         for entry in entries:
             if entry.name not in _OWN_NAMES:
                 names.append(entry.name)
-                nbytes += entry.stat(follow_symlinks=False).st_size
+                nbytes += _bytes_of(entry)
     return SetAside(sorted(names), nbytes)
+
+
+def whole_length(data: bytes) -> int:
+    """How many bytes of a journal are lines that were completed."""
+    end = data.rfind(b"\n") + 1
+    start = data.rfind(b"\n", 0, max(0, end - 1)) + 1
+    return start if b"\0" in data[start:end] else end
+
+
+def _bytes_of(entry: os.DirEntry[str]) -> int:
+    if not entry.is_dir(follow_symlinks=False):
+        return entry.stat(follow_symlinks=False).st_size
+    total = 0
+    for folder, _, names in os.walk(entry.path):
+        total += sum(os.lstat(os.path.join(folder, name)).st_size for name in names)
+    return total
 
 
 def _read_operation(quarantine: Folder, id: str) -> Recorded | None:
@@ -143,7 +160,7 @@ def _read_operation(quarantine: Folder, id: str) -> Recorded | None:
         problem = error.strerror or str(error)
         unchecked = error.errno not in _NO_JOURNAL
         return Recorded(id, path, "damaged", problem=problem, unchecked=unchecked)
-    lines = data.split(b"\n")[:-1]  # what follows the last line end was never completed
+    lines = data[: whole_length(data)].split(b"\n")[:-1]
     if not lines and names <= _OWN_NAMES:
         return Recorded(id, path, "prepared")
     try:

@@ -1,7 +1,8 @@
 """The pointer: `latest.json`, which names the step file that a run resumes from.
 
 Format, as the training core writes it: `{"step": 4, "file": "step_000000000004.pt"}`, UTF-8 JSON.
-Other keys are allowed; `size` (bytes) and `sha256` (hex) may record what the file was.
+Other keys are allowed; `size` (bytes) and `sha256` (hex) may record what the file was. For a
+sharded step `file` is the directory's name, and they record its `.metadata`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import stat
 from typing import Any
 
-from ckpttool.model.names import POINTER_NAME, parse_step_file_name
+from ckpttool.model.names import POINTER_NAME, parse_step_file_name, parse_step_name
 
 POINTER_BYTES = 64 * 1024
 """A pointer larger than this is not read: a real one has fewer than a hundred bytes."""
@@ -60,7 +61,7 @@ class Pointer:
     @property
     def file_step(self) -> int | None:
         """The step in the name of the file that the pointer names, or None."""
-        return None if self.file is None else parse_step_file_name(self.file)
+        return None if self.file is None else parse_step_name(self.file)
 
     def as_dict(self) -> dict[str, Any]:
         """The pointer as plain data."""
@@ -186,8 +187,8 @@ def _judge(path: str, content: dict[str, Any]) -> Pointer:
 
 
 def _safe_target(directory: str, file: str) -> str:
-    """The path of `file` in `directory`; it must be a plain step file there, and no link."""
-    if parse_step_file_name(file) is None:
+    """The path of `file` in `directory`: a plain step file there, or a sharded step; no link."""
+    if parse_step_name(file) is None:
         raise _FlawError("unsafe-target", _why_unsafe(file))
     target = os.path.join(directory, file)
     try:
@@ -196,9 +197,10 @@ def _safe_target(directory: str, file: str) -> str:
         raise _FlawError("dangling", f"it names {file}, which does not exist") from None
     except OSError as error:
         raise _FlawError("unreadable", f"{file}: {error.strerror}") from None
-    if not stat.S_ISREG(kind):
-        what = _kind_in_words(kind)
-        raise _FlawError("unsafe-target", f"it names {file}, which is {what}, not a regular file")
+    sharded = parse_step_file_name(file) is None
+    if not (stat.S_ISDIR(kind) if sharded else stat.S_ISREG(kind)):
+        what, wanted = _kind_in_words(kind), "a directory" if sharded else "a regular file"
+        raise _FlawError("unsafe-target", f"it names {file}, which is {what}, not {wanted}")
     return target
 
 

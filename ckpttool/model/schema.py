@@ -72,12 +72,15 @@ class TrainingFacts:
 
     `is_training`: it is a dictionary with an integer `step`. `present`, `missing` and `extra` sort
     its keys by `KEYS`. `problems` are anomalies whose codes begin with `schema-`; each has the fact
-    `key`, a dotted key, and mostly `problem`, words that continue "the key …".
+    `key`, a dotted key, and mostly `problem`, words that continue "the key …". `copies` are groups
+    of the model and the coordinator's state dicts that are copies of each other, filled in by
+    whoever has the container.
     """
 
     __slots__ = (
         "config",
         "coordinator",
+        "copies",
         "extra",
         "is_training",
         "missing",
@@ -108,6 +111,7 @@ class TrainingFacts:
         self.coordinator: CoordinatorFacts | None = coordinator_facts(content.get("coordinator"))
         self.config = content.get("config")
         self.problems: list[Anomaly] = []
+        self.copies: list[tuple[str, ...]] = []
 
     @property
     def follows_schema(self) -> bool:
@@ -129,13 +133,14 @@ def training_facts(tree: Any) -> TrainingFacts:
 
 
 def _problems(tree: dict[Any, Any], facts: TrainingFacts) -> Iterator[Anomaly]:
-    if facts.missing:
-        yield from _missing(facts.missing)
+    elsewhere = isinstance(tree.get("sharded"), dict)  # then tensors are in shards, rng with ranks
+    if missing := tuple(key for key in facts.missing if not (elsewhere and key == "rng")):
+        yield from _missing(missing)
     for key in COUNTERS:
         if key in tree:
             yield from _counter(key, tree[key])
     for key, (check, code) in _SECTION_CHECKS.items():
-        if key in tree:
+        if key in tree and not (elsewhere and tree[key] == {}):
             for place, words in check(tree[key]):
                 yield Anomaly(code, key=place, problem=words)
     if facts.precision and facts.precision.use_scaler and tree.get("scaler") is None:

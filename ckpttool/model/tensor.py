@@ -175,7 +175,7 @@ class TensorRef:
         span, swap = container.span(record), container.byteorder == "big"
         count = (span[1] if span else container.record(record).size) // dtype.itemsize
         raw: np.ndarray[Any, Any]
-        if mmap and span is not None and count and not swap:
+        if mmap and span is not None and count and not swap and container.reader.is_whole_file:
             raw = _mapped(container.reader, span[0], count * dtype.itemsize, record)
         else:
             content = container.read(record)

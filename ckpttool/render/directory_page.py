@@ -25,6 +25,7 @@ _COLOURS = {
     "valid": "ok",
     "intact": "ok",
     "wrong-step": "error",
+    "incomplete": "error",
     "not-as-recorded": "error",
     "damaged": "error",
     "dangerous": "error",

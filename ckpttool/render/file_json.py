@@ -37,9 +37,9 @@ def file_document(
         "used_bytes": checkpoint.used_bytes,
         "container": _container(checkpoint),
         "mended": checkpoint.mended,
-        "training": _training(facts),
-        "sections": {name: _section(s) for name, s in checkpoint.sections.items()},
-        "globals": [_global(use) for use in checkpoint.globals],
+        "training": training_document(facts),
+        "sections": {name: section_document(s) for name, s in checkpoint.sections.items()},
+        "globals": [global_document(use) for use in checkpoint.globals],
         "findings": [finding.as_dict() for finding in findings],
         "tensors": (tensor_facts(tensor) for tensor in tensors),
     }
@@ -82,11 +82,13 @@ def _container(checkpoint: Checkpoint) -> dict[str, Any] | None:
     }
 
 
-def _section(section: Any) -> dict[str, Any]:
+def section_document(section: Any) -> dict[str, Any]:
+    """A `Section` as plain data."""
     return {"type": section.type, "tensors": section.tensors, "nbytes": section.nbytes}
 
 
-def _global(use: Any) -> dict[str, Any]:
+def global_document(use: Any) -> dict[str, Any]:
+    """A `GlobalUse` as plain data."""
     return {
         "module": use.module,
         "name": use.name,
@@ -95,7 +97,8 @@ def _global(use: Any) -> dict[str, Any]:
     }
 
 
-def _training(facts: TrainingFacts) -> dict[str, Any] | None:
+def training_document(facts: TrainingFacts) -> dict[str, Any] | None:
+    """The training schema's facts as plain data; None for what is no training checkpoint."""
     if not facts.is_training:
         return None
     return {
@@ -108,8 +111,15 @@ def _training(facts: TrainingFacts) -> dict[str, Any] | None:
         "optimizer": facts.optimizer and facts.optimizer._asdict(),
         "scheduler": facts.scheduler and facts.scheduler._asdict(),
         "rng": facts.rng,
-        "coordinator": facts.coordinator and facts.coordinator.as_dict(),
+        "coordinator": coordinator_document(facts),
     }
+
+
+def coordinator_document(facts: TrainingFacts) -> dict[str, Any] | None:
+    """The coordinator's facts as plain data, with the copies among its parts."""
+    if facts.coordinator is None:
+        return None
+    return {**facts.coordinator.as_dict(), "copies": [list(group) for group in facts.copies]}
 
 
 def _records(checkpoint: Checkpoint) -> Iterator[dict[str, Any]]:

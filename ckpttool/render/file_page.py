@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ckpttool.checks.base import plural
 from ckpttool.model.mended import mark_words
@@ -25,8 +25,11 @@ if TYPE_CHECKING:
     from ckpttool.findings import Finding
     from ckpttool.model.checkpoint import Checkpoint
     from ckpttool.model.schema import TrainingFacts
+    from ckpttool.model.sharded_metadata import ShardedTensor
     from ckpttool.model.tensor import TensorRef
     from ckpttool.render.text import Printer
+
+Named = TypeVar("Named", "TensorRef", "ShardedTensor")
 
 _CONFIG_WIDTH = 400
 _MOST_FINDINGS = 5
@@ -60,7 +63,7 @@ def show_file(
         _show_lists(printer, checkpoint, wanted)
     else:
         _show_summary(printer, checkpoint, facts)
-    _show_findings(printer, findings, verify_command)
+    show_wrong(printer, findings, verify_command)
 
 
 def _show_summary(printer: Printer, checkpoint: Checkpoint, facts: TrainingFacts) -> None:
@@ -68,10 +71,10 @@ def _show_summary(printer: Printer, checkpoint: Checkpoint, facts: TrainingFacts
     printer.facts(_file_facts(checkpoint, facts.is_training), indent="  ")
     if facts.is_training:
         printer.heading("training")
-        printer.facts(_training_facts(facts), indent="  ")
+        printer.facts(training_lines(facts), indent="  ")
     if facts.coordinator is not None:
         printer.heading("coordinator")
-        printer.facts(coordinator_words(facts.coordinator), indent="  ")
+        printer.facts(coordinator_words(facts.coordinator, facts.copies), indent="  ")
     if checkpoint.sections:
         printer.heading("sections")
         _show_sections(printer, checkpoint)
@@ -121,7 +124,8 @@ def _tensor_words(checkpoint: Checkpoint) -> str:
     return words
 
 
-def _training_facts(facts: TrainingFacts) -> Iterator[tuple[str, str]]:
+def training_lines(facts: TrainingFacts) -> Iterator[tuple[str, str]]:
+    """What the training schema's sections say, as labelled lines."""
     yield "counters", counters_words(facts)
     if facts.precision is not None:
         yield "precision", precision_words(facts.precision)
@@ -181,7 +185,7 @@ def _show_sections(printer: Printer, checkpoint: Checkpoint) -> None:
         )
         for section in islice(checkpoint.sections.values(), _MOST_SECTIONS)
     ]
-    _columns(printer, ("section", "type", "tensors", "bytes"), rows, right=(2, 3), indent="  ")
+    columns(printer, ("section", "type", "tensors", "bytes"), rows, right=(2, 3), indent="  ")
     if len(checkpoint.sections) > _MOST_SECTIONS:
         more = len(checkpoint.sections) - _MOST_SECTIONS
         printer.line(f"  and {more:,} more (--tensors and --tree show all)")
@@ -204,7 +208,8 @@ def _show_trust(printer: Printer, checkpoint: Checkpoint) -> None:
         printer.line(f"  {RUNS_CODE}")
 
 
-def _show_findings(printer: Printer, findings: list[Finding], verify_command: str) -> None:
+def show_wrong(printer: Printer, findings: list[Finding], verify_command: str) -> None:
+    """Findings from warnings on, the worst first, and the command that tells more."""
     told = sorted(
         (finding for finding in findings if finding.severity.rank > 0),
         key=lambda finding: -finding.severity.rank,
@@ -232,7 +237,11 @@ def _show_lists(printer: Printer, checkpoint: Checkpoint, wanted: Wanted) -> Non
 
 def matching(checkpoint: Checkpoint, pattern: str) -> list[TensorRef]:
     """The tensors whose names fit a shell pattern (`model.*`); letter case counts."""
-    tensors = checkpoint.tensors.values()
+    return named_like(pattern, checkpoint.tensors.values())
+
+
+def named_like(pattern: str, tensors: Iterable[Named]) -> list[Named]:
+    """Those whose `name` fits a shell pattern."""
     if pattern == "*":
         return list(tensors)
     from fnmatch import translate
@@ -254,7 +263,7 @@ def _list_tensors(printer: Printer, tensors: Iterable[TensorRef]) -> None:
         )
         for tensor in tensors
     ]
-    _columns(printer, ("name", "dtype", "shape", "device", "storage", "bytes"), rows)
+    columns(printer, ("name", "dtype", "shape", "device", "storage", "bytes"), rows)
 
 
 def _list_records(printer: Printer, checkpoint: Checkpoint) -> None:
@@ -272,7 +281,7 @@ def _list_records(printer: Printer, checkpoint: Checkpoint) -> None:
         )
         for record in container.entries
     ]
-    _columns(printer, ("record", "bytes", "kept", "crc32", "offset"), rows)
+    columns(printer, ("record", "bytes", "kept", "crc32", "offset"), rows)
 
 
 def _list_globals(printer: Printer, checkpoint: Checkpoint) -> None:
@@ -284,10 +293,10 @@ def _list_globals(printer: Printer, checkpoint: Checkpoint) -> None:
         )
         for use in checkpoint.globals
     ]
-    _columns(printer, ("trust", "global", "how"), rows)
+    columns(printer, ("trust", "global", "how"), rows)
 
 
-def _columns(
+def columns(
     printer: Printer,
     headers: tuple[str, ...],
     rows: Sequence[tuple[str, ...]],

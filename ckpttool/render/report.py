@@ -27,10 +27,25 @@ def show_report(printer: Printer, report: Report) -> None:
         _show_notes(printer, same)
     if notes:
         printer.line()
+    _show_coordinator(printer, report)
     for line in verdict_lines(report):
         printer.line(line)
     if one_verb := _one_verb_for_all(report):
         printer.line(escape(one_verb))
+
+
+def _show_coordinator(printer: Printer, report: Report) -> None:
+    """Of one file with a coordinator: where it stands, as far as that could be checked."""
+    facts = report.facts
+    if facts is None or facts.coordinator is None:
+        return
+    from ckpttool.render.words import coordinator_words
+
+    whole = not report.quick and report.files[0].checksums == "checked"
+    printer.line("coordinator")
+    proof = "byte for byte" if whole else "by checksums"
+    printer.facts(coordinator_words(facts.coordinator, facts.copies, proof), indent="  ")
+    printer.line()
 
 
 def _one_verb_for_all(report: Report) -> str | None:

@@ -9,6 +9,8 @@ from ckpttool.model.names import POINTER_NAME
 from ckpttool.render.text import escape, size_text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
     from ckpttool.model.checkpoint import Checkpoint
     from ckpttool.model.coordinator_state import CoordinatorFacts
     from ckpttool.model.pointer import Pointer
@@ -29,6 +31,7 @@ LOAD_SHORT = {
     "weights-only": "weights_only=True",
     "allow-list": "allow-list",
     "weights_only=False": "weights_only=False",
+    "distributed": "dcp.load",
     "nothing": "-",
 }
 
@@ -77,30 +80,64 @@ def counters_words(facts: TrainingFacts) -> str:
     return ", ".join(parts)
 
 
-def coordinator_words(facts: CoordinatorFacts) -> list[tuple[str, str]]:
-    """The outer loop's state as labelled lines."""
+def coordinator_words(
+    facts: CoordinatorFacts, copies: Iterable[Sequence[str]] = (), proof: str = "by checksums"
+) -> list[tuple[str, str]]:
+    """The outer loop's state as labelled lines. `proof` says how `copies` are known to be such."""
     rows = [
         ("role", f"{escape(facts.role or 'unknown role')}, node {escape(facts.node_id or '?')}"),
         ("steps", f"local {_number(facts.local_step)}, global {_number(facts.last_global_step)}"),
+        ("boundaries", _boundaries(facts)),
     ]
+    parts = dict(facts.parts)
     if facts.baseline_bytes is not None:
         generation = _number(facts.baseline_generation)
         rows.append(("baseline", f"{size_text(facts.baseline_bytes)}, generation {generation}"))
-    job = facts.pending_upload
-    if job is None:
-        rows.append(("pending upload", "none"))
-    else:
-        what = f"step {_number(job.step)} on outer step {_number(job.base_outer_step)}"
-        generation = _number(job.generation)
-        rows.append(("pending upload", f"{what}, generation {generation}, {size_text(job.nbytes)}"))
+    rows += _pending_words(facts, parts)
     if facts.outer is None:
         rows.append(("outer state", "none"))
     else:
         applied = "?" if facts.outer.applied is None else plural(facts.outer.applied, "delta")
         step = _number(facts.outer.outer_step)
         size = size_text(facts.outer.nbytes)
-        rows.append(("outer state", f"outer step {step}, {applied} applied, {size}"))
+        inside = _inside(parts, "outer", ("momentum", "global_state"))
+        rows.append(("outer state", f"outer step {step}, {applied} applied, {size}{inside}"))
+    for group in copies:
+        rows.append(("copies", f"{' = '.join(map(escape, group))}, identical {proof}"))
+    if facts.extra:
+        shown = [f"{escape(key)} {escape(str(value))}" for key, value in facts.extra[:12]]
+        rows.append(("other keys", ", ".join(shown)))
     return rows
+
+
+def _boundaries(facts: CoordinatorFacts) -> str:
+    steps = {
+        "uploaded": facts.last_uploaded_step,
+        "dispatched": facts.last_dispatched_step,
+        "skipped": facts.last_skipped_step,
+    }
+    return ", ".join(f"last {name} {step:,}" for name, step in steps.items() if step is not None)
+
+
+def _pending_words(facts: CoordinatorFacts, parts: dict[str, int]) -> Iterator[tuple[str, str]]:
+    job = facts.pending_upload
+    if job is None:
+        yield "pending upload", "none"
+        return
+    what = f"step {_number(job.step)} on outer step {_number(job.base_outer_step)}"
+    generation = _number(job.generation)
+    inside = _inside(parts, "pending_upload", ("delta", "target_state"))
+    size = f"{size_text(job.nbytes)}{inside}"
+    yield "pending upload", f"{what}, generation {generation}, {size}"
+    if facts.standing is not None:
+        yield "", facts.standing.words
+
+
+def _inside(parts: dict[str, int], name: str, keys: tuple[str, ...]) -> str:
+    """` (delta 15.3 KiB, target_state 15.3 KiB)`: what a part consists of."""
+    found = [(key, parts.get(f"{name}.{key}")) for key in keys]
+    shown = ", ".join(f"{key} {size_text(size)}" for key, size in found if size is not None)
+    return f" ({shown})" if shown else ""
 
 
 def _number(value: int | None) -> str:

@@ -1,25 +1,41 @@
-"""The command: `python -m trainer_core.diloco status URL`."""
+"""The command: `python -m trainer_core.diloco status URL` and `… serve URL`."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from ckpttool.exitcodes import ExitCode
+from trainer_core.diloco.commits import Commit
 from trainer_core.diloco.errors import DiLoCoError
+from trainer_core.diloco.serving import Service, Until, settings_of
 from trainer_core.diloco.status import status_lines, status_of
 from trainer_core.diloco.store import Store
 
-_EPILOG = """\
-URL is a directory, or s3://BUCKET/PREFIX, sftp://USER@HOST/DIRECTORY, hf://OWNER/NAME.
-
+_URLS = "URL is a directory, or s3://BUCKET/PREFIX, sftp://USER@HOST/DIRECTORY, hf://OWNER/NAME.\n"
+_STATUS = f"""\
+{_URLS}
 example: how far the nodes are that meet in a shared directory, and the same for a script
 
   python -m trainer_core.diloco status /mnt/shared/run7
   python -m trainer_core.diloco status s3://training/run7 --json
 
 exit status: 0, or 3 where the store can't be read or holds no outer loop
+"""
+_SERVE = f"""\
+{_URLS}
+example: apply what the nodes have left behind, and end; or be the master until nobody has sent
+anything for an hour
+
+  python -m trainer_core.diloco serve /mnt/shared/run7 --once
+  python -m trainer_core.diloco serve s3://training/run7 --until-idle 3600 --quorum 4
+
+exit status: 0, also when it was told to end by SIGTERM or Ctrl-C; 3 where the store can't be used,
+has no global model yet, or another master lives
 """
 
 
@@ -28,12 +44,16 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     try:
         store = Store.open(options.url, timeout=options.timeout, attempts=options.attempts)
-        status = status_of(store)
-        if status.is_empty:
-            raise DiLoCoError(f"nothing of an outer loop is at {store.url}, or not yet")
-    except DiLoCoError as error:
+        return _serve(store, options) if options.verb == "serve" else _status(store, options)
+    except (DiLoCoError, ValueError) as error:
         sys.stderr.write(f"error: {error}\n")
         return ExitCode.COULD_NOT_FINISH
+
+
+def _status(store: Store, options: argparse.Namespace) -> int:
+    status = status_of(store)
+    if status.is_empty:
+        raise DiLoCoError(f"nothing of an outer loop is at {store.url}, or not yet")
     if options.json:
         sys.stdout.write(json.dumps(status.as_dict(), indent=1) + "\n")
     else:
@@ -41,10 +61,53 @@ def main(arguments: list[str] | None = None) -> int:
     return ExitCode.OK
 
 
+def _serve(store: Store, options: argparse.Namespace) -> int:
+    names = ("outer_lr", "outer_momentum", "quorum", "quorum_seconds", "weighting", "max_staleness")
+    names += ("max_norm", "keep_commits", "lease_seconds", "poll_seconds", "standby")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    if given.get("keep_commits") == 0:
+        given["keep_commits"] = None
+    settings = settings_of(store, **given)
+    idle = 0.0 if options.once else options.until_idle
+    with _told_to_end() as is_told, Service(store, options.node_id, settings) as service:
+        made = service.run(Until(options.rounds, idle, lambda: bool(is_told)), _say)
+    sys.stdout.write(f"{made} outer steps\n")
+    return ExitCode.OK
+
+
+def _say(commit: Commit) -> None:
+    nodes = len({one.node_id for one in commit.applied})
+    sys.stdout.write(
+        f"outer step {commit.outer_step}: {len(commit.applied)} deltas of {nodes} nodes, "
+        f"{len(commit.refused)} refused\n"
+    )
+    sys.stdout.flush()
+
+
+@contextmanager
+def _told_to_end() -> Iterator[list[int]]:
+    """Collects SIGTERM and SIGINT, so that the lease is given back; a second one ends at once."""
+    told: list[int] = []
+    before = {}
+
+    def note(number: int, _: object) -> None:
+        told.append(number)
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+    for each in (signal.SIGTERM, signal.SIGINT):
+        before[each] = signal.signal(each, note)
+    try:
+        yield told
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m trainer_core.diloco",
-        description="Looks at the shared store of an outer loop.",
+        description="Looks at the shared store of an outer loop, or makes its outer steps.",
     )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     status = verbs.add_parser(
@@ -53,14 +116,49 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         description="Shows the outer step, who is master, what each node delivered last and from "
         "which base, how far that lags behind, what was refused, and sizes. Reads no tensors and "
         "changes nothing.",
-        epilog=_EPILOG,
+        epilog=_STATUS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    status.add_argument("url", metavar="URL", help="the store, or a directory")
     status.add_argument("--json", action="store_true", help="as one JSON document")
-    status.add_argument("--timeout", type=float, default=20.0, help="seconds for each request (20)")
-    status.add_argument("--attempts", type=int, default=3, help="tries for each request (3)")
+    serve = verbs.add_parser(
+        "serve",
+        help="a master without training: applies what nodes deliver",
+        description="Is the master of a Hub that has a global model, without training itself: "
+        "takes the lease, applies deltas, publishes. Needs no model code. Ends when it is told to, "
+        "or as asked; the lease is given back.",
+        epilog=_SERVE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_serve(serve)
+    for verb, seconds in ((status, 20.0), (serve, 60.0)):
+        verb.add_argument("url", metavar="URL", help="the store, or a directory")
+        words = f"seconds for each request ({seconds:g})"
+        verb.add_argument("--timeout", type=float, default=seconds, help=words)
+        verb.add_argument("--attempts", type=int, default=3, help="tries for each request (3)")
     return parser.parse_args(arguments)
+
+
+def _add_serve(serve: argparse.ArgumentParser) -> None:
+    end = serve.add_mutually_exclusive_group()
+    end.add_argument("--once", action="store_true", help="end when all that is there is dealt with")
+    end.add_argument("--until-idle", type=float, metavar="S", help="… for S seconds nothing came")
+    serve.add_argument("--rounds", type=int, metavar="N", help="end after N outer steps")
+    serve.add_argument("--node-id", default="server", metavar="ID", help="its own id (server)")
+    serve.add_argument("--standby", action="store_true", help="wait while another master lives")
+    for name, kind, words in (
+        ("outer-lr", float, "of Nesterov SGD (as in the newest commit)"),
+        ("outer-momentum", float, "likewise"),
+        ("quorum", int, "the least number of nodes for a round (1)"),
+        ("quorum-seconds", float, "after so long a round is made of what there is"),
+        ("weighting", str, "equal (the default), or samples"),
+        ("max-staleness", int, "the most outer steps between a delta's base and now"),
+        ("max-norm", float, "of one delta"),
+        ("keep-commits", int, "how many stay on the store (3); 0 keeps all"),
+        ("lease-seconds", float, "silent for so long, its place is free (30)"),
+        ("poll-seconds", float, "between two looks (1)"),
+    ):
+        metavar = {int: "N", float: "X", str: "WORD"}[kind]
+        serve.add_argument(f"--{name}", type=kind, metavar=metavar, help=words)
 
 
 if __name__ == "__main__":

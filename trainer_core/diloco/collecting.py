@@ -1,21 +1,14 @@
-"""Finding new deltas: a listing for each node, and the header of each new file, read once."""
+"""Finding new deltas: one listing of all nodes, and the header of each new file, read once."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from trainer_core.diloco.commits import Commit, Refused
-from trainer_core.diloco.deltas import (
-    NODES,
-    DeltaFacts,
-    delta_name,
-    folder_of,
-    judge_header,
-    step_of,
-)
+from trainer_core.diloco.deltas import NODES, DeltaFacts, delta_name, judge_header, step_of
 from trainer_core.diloco.errors import BadNameError, MissingError
 from trainer_core.diloco.fingerprint import Spec
 from trainer_core.diloco.names import check_node_id
@@ -46,7 +39,13 @@ class Current(NamedTuple):
 
 
 class Collector:
-    """Finds new deltas, and judges each header once. `watermarks` are the newest commit's."""
+    """Finds new deltas, and judges each header once.
+
+    No local step of a node is applied twice. A node knows what it has delivered; but one that
+    started again, and was shown an old listing, may send steps that a delta on the store has, too.
+    So each delta says at which step it begins: one that reaches back behind what was dealt with is
+    refused; and of two that share steps the one that goes further counts.
+    """
 
     def __init__(self, store: Store, spec: Spec, settings: Settings) -> None:
         self.refused: dict[str, Refused] = {}
@@ -54,58 +53,78 @@ class Collector:
         self._known: dict[str, Candidate] = {}
         self._said: set[str] = set()
         self._missed: Counter[str] = Counter()
-        self._held: dict[str, int] = {}
+        self._held: set[str] = set()
+        self._covered: dict[str, str] = {}  # the name of a delta by whose steps it has
 
     def collect(self, current: Current) -> tuple[list[Candidate], list[str]]:
         """What could be applied now, by node and step; and names that are of no more use."""
         marks, old = current.commit.watermarks, []
         self._held.clear()
         self._forget(marks)
-        for node_id in self._nodes():
-            for file_name, size in self._store.entries(folder_of(node_id)):
-                step = step_of(file_name)
-                if step is None:
-                    continue
-                if step <= marks.get(node_id, -1):
-                    old.append(delta_name(node_id, step))
-                else:
-                    self._look(node_id, step, size)
+        for node_id, step, size in self._listed():
+            if step <= marks.get(node_id, -1):
+                old.append(delta_name(node_id, step))
+            elif not self._look(node_id, step, size):
+                self.miss(node_id, step, "is gone, although it was listed")
         self._fill_gaps(marks)
         self._refuse_stale(current.outer.outer_step)
-        ready = [one for one in self._known.values() if not self.is_held(one)]
-        return sorted(ready, key=_order), old
+        self._sort_out_overlaps(marks)
+        ready = [one for one in self._known.values() if one.name not in self._covered]
+        return sorted((one for one in ready if not self.is_held(one)), key=_order), old
 
     def miss(self, node_id: str, step: int, reason: str) -> None:
-        """A delta is not there, although it was: for this round it is held, and what follows it.
+        """A delta is not there, although it was: for this round its node is held.
 
         A store that answers with an older state shows it a moment later; if a later delta of its
-        node were applied before, it would count as dealt with. Refused when that goes on.
+        node were applied before, it would count as dealt with, and an earlier one may have steps of
+        it. Refused when that goes on.
         """
         name = delta_name(node_id, step)
         self._known.pop(name, None)
         self._missed[name] += 1
         if self._missed[name] < PATIENCE:
-            self._held[node_id] = min(step, self._held.get(node_id, step))
+            self._held.add(node_id)
         else:
             self._refuse(node_id, step, reason)
 
     def is_held(self, candidate: Candidate) -> bool:
         """Whether it must not be applied in this round."""
-        held = self._held.get(candidate.facts.node_id)
-        return held is not None and candidate.facts.local_step >= held
+        return candidate.facts.node_id in self._held
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether some node was held in this round, so that the next may find more."""
+        return bool(self._held)
 
     def refuse(self, candidate: Candidate, reason: str) -> None:
         """Never looked at again."""
         self._known.pop(candidate.name, None)
         self._refuse(candidate.facts.node_id, candidate.facts.local_step, reason)
+        if candidate.name in self._covered.values():
+            # What was left out for its sake has its turn before this one is dealt with.
+            self._held.add(candidate.facts.node_id)
 
-    def _nodes(self) -> Iterator[str]:
-        for name in self._store.folders(NODES):
+    def refusals(self, applied: Iterable[str]) -> list[Refused]:
+        """What the commit that applies these names is to refuse: not yet what is of held nodes."""
+        names = set(applied)
+        for name, cover in list(self._covered.items()):
+            if cover in names:
+                facts = self._known.pop(name).facts
+                words = f"has steps that are part of {cover.rsplit('/', 1)[-1]}"
+                self._refuse(facts.node_id, facts.local_step, words)
+        return [one for one in self.refused.values() if one.node_id not in self._held]
+
+    def _listed(self) -> Iterator[tuple[str, int, int]]:
+        """Node, local step and size of each delta on the store."""
+        for path, size in self._store.tree(NODES):
+            node_id, _, file_name = path.partition("/")
+            step = step_of(file_name)
             try:
-                yield check_node_id(name)
+                if step is not None:
+                    yield check_node_id(node_id), step, size
             except BadNameError as error:
-                if name not in self._said:
-                    self._said.add(name)
+                if node_id not in self._said:
+                    self._said.add(node_id)
                     logger.warning("a folder of %s is passed over: %s", NODES, error)
 
     def _look(self, node_id: str, step: int, size: int) -> bool:
@@ -156,6 +175,22 @@ class Collector:
                 self.refuse(candidate, reason)
             elif limit is not None and behind > limit:
                 self.refuse(candidate, f"is measured from {behind} outer steps ago, above {limit}")
+
+    def _sort_out_overlaps(self, marks: dict[str, int]) -> None:
+        """From each node's newest delta back; where two share steps, the newer one counts."""
+        self._covered.clear()
+        lowest: dict[str, tuple[int, str]] = {}
+        for one in sorted(self._known.values(), key=_order, reverse=True):
+            node_id, step, since = one.facts.node_id, one.facts.local_step, one.facts.since
+            mark = marks.get(node_id, -1)
+            begins, cover = lowest.get(node_id, (step, ""))
+            if since is not None and since < mark:
+                words = f"begins after step {since}, but up to step {mark} all was dealt with"
+                self.refuse(one, words)
+            elif step > begins:
+                self._covered[one.name] = cover
+            else:
+                lowest[node_id] = (step - 1 if since is None else since), one.name
 
     def _forget(self, marks: dict[str, int]) -> None:
         for known in (self._known, self.refused):

@@ -16,6 +16,7 @@ import hashlib
 import json
 import logging
 import re
+import time
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -44,6 +45,13 @@ MOST_REFUSED = 1000
 
 class LogError(DiLoCoError):
     """The log on the store says something that can't be, or belongs to something else."""
+
+
+class HalfWrittenError(PassingError):
+    """A file that is no JSON: its writer isn't done with it, or died within it.
+
+    Only where a file system has no way to let a file appear whole under exclusion.
+    """
 
 
 class File(NamedTuple):
@@ -78,7 +86,8 @@ class Commit:
     """One entry of the log. `momentum` is None while there is none yet.
 
     `applied` is in the order in which the deltas were added up; `watermarks` gives for each node
-    the highest local step that was applied or refused in this commit or one before.
+    the highest local step that was applied or refused in this commit or one before. `session` names
+    the process that made it: no two masters' commits are alike, so each knows its own again.
     """
 
     outer_step: int
@@ -93,6 +102,7 @@ class Commit:
     outer_lr: float = 0.0
     outer_momentum: float = 0.0
     previous: str | None = None
+    session: str = ""
 
     def as_bytes(self) -> bytes:
         """The file's content; the same commit always gives the same bytes."""
@@ -126,11 +136,16 @@ def tensor_name(kind: str, outer_step: int, sha256: str) -> str:
 
 
 class CommitLog:
-    """The log on one store. `fence` is the highest fencing number that was seen in it."""
+    """The log on one store. `fence` is the highest fencing number that was seen in it.
 
-    def __init__(self, store: Store) -> None:
+    `patience`: seconds after which half of a commit, unchanged meanwhile, is of a writer that died.
+    """
+
+    def __init__(self, store: Store, patience: float = 30.0) -> None:
         self.fence = 0
         self._store = store
+        self._patience = patience
+        self._half: tuple[str, bytes, float] | None = None
 
     def pointer(self) -> Pointer | None:
         """What readers poll; None if nothing was ever committed. Raises LogError."""
@@ -183,7 +198,11 @@ class CommitLog:
         # Neither may be the newest: the pointer moves last, and a listing may be an old one.
         while self._store.size(commit_name(newest + 1)) is not None:
             newest += 1
-        return self._standing(newest)
+        try:
+            return self._standing(newest)
+        except HalfWrittenError:
+            # Nobody has read it, so it was not committed yet.
+            return self._standing(newest - 1) if newest else None
 
     def _standing(self, newest: int) -> Commit:
         commit = self.read(newest)
@@ -209,7 +228,14 @@ class CommitLog:
         if self._store.create(name, content):
             self.fence = max(self.fence, commit.fence)
             return True
-        there = self.read(commit.outer_step)
+        try:
+            there = self.read(commit.outer_step)
+        except HalfWrittenError:
+            if not self._is_left(name):
+                raise
+            logger.warning("half of %s was left by a master that died: it gives way", name)
+            self._store.remove(name)
+            return self._store.create(name, content)
         if there.fence >= self.fence or commit.fence < self.fence:
             return there == commit
         logger.warning(
@@ -217,6 +243,13 @@ class CommitLog:
         )
         self._store.remove(name)
         return self._store.create(name, content)
+
+    def _is_left(self, name: str) -> bool:
+        """Whether half a file has stayed as it is for longer than any writer needs."""
+        content, now = self._store.read(name, 0, _MOST_COMMIT), time.monotonic()
+        if self._half is None or self._half[:2] != (name, content):
+            self._half = name, content, now
+        return now - self._half[2] >= self._patience
 
     def point_to(self, commit: Commit) -> None:
         """Moves the pointer. Its time is for people only; nothing is decided by it."""
@@ -276,8 +309,7 @@ def _document(raw: bytes, name: str) -> dict[str, Any]:
     try:
         document = json.loads(raw)
     except (ValueError, RecursionError):
-        # Some file systems have no way to let a file appear whole under exclusion.
-        raise PassingError(f"{name} is no JSON, or not wholly written yet") from None
+        raise HalfWrittenError(f"{name} is no JSON, or not wholly written yet") from None
     if not isinstance(document, dict):
         raise LogError(f"{name} is no JSON object")
     return document
@@ -302,6 +334,7 @@ def _commit(document: dict[str, Any], name: str) -> Commit:
             _factor(document["outer_lr"]),
             _factor(document["outer_momentum"]),
             document["previous"] if document["previous"] is None else _sha(document["previous"]),
+            _text(document["session"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise LogError(f"{name} is no commit: {error}") from None

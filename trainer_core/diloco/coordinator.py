@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import time
@@ -13,12 +12,11 @@ from typing import Any
 import torch
 
 from trainer_core.diloco.commits import CommitLog
-from trainer_core.diloco.deltas import Job
+from trainer_core.diloco.ending import Ending
 from trainer_core.diloco.errors import DiLoCoError, StoreError
 from trainer_core.diloco.fingerprint import Spec
-from trainer_core.diloco.lanes import Lane, Outcome
-from trainer_core.diloco.lease import Keeper, LeaseError
-from trainer_core.diloco.mastering import HubError, MasterSide
+from trainer_core.diloco.lanes import Outcome
+from trainer_core.diloco.lease import Keeper
 from trainer_core.diloco.names import check_node_id
 from trainer_core.diloco.outer import first_outer
 from trainer_core.diloco.published import Published, Reader
@@ -32,6 +30,7 @@ from trainer_core.diloco.state import (
     to_state,
 )
 from trainer_core.diloco.store import Store
+from trainer_core.diloco.whole import WholeModel
 from trainer_core.diloco.worker import Counters, Sender, Worker
 from trainer_core.wrappers import plain_state
 
@@ -40,7 +39,7 @@ logger = logging.getLogger(__name__)
 NODE_ID_VARIABLE = "DILOCO_NODE_ID"
 
 
-class DumbDiLoCoCoordinator(MasterSide):
+class DumbDiLoCoCoordinator(Ending):
     """Keeps `model` in step with other nodes through a store: a SyncCoordinator for Trainer.
 
     DiLoCo (arXiv 2311.08105): each node takes `inner_steps` steps of its own, then sends what they
@@ -89,19 +88,14 @@ class DumbDiLoCoCoordinator(MasterSide):
         self._worker = Worker(self._spec)
         # Readers and the master's lane see the log at their own times; each keeps its own fence.
         self._reader_log = CommitLog(self._store)
-        self._reader = Reader(self._store, self._spec, self._reader_log)
-        self._sender = Sender(self._store, self.node_id, self._spec, CommitLog(self._store))
+        self._begin_exchanging(
+            Reader(self._store, self._spec, self._reader_log),
+            Sender(self._store, self.node_id, self._spec, CommitLog(self._store)),
+        )
         self._begin_mastering(self._store, self._spec)
-        self._uploads, self._polls = Lane("diloco upload"), Lane("diloco poll")
-        self._rounds = Lane("diloco round")
-        self._next_poll = 0.0
-        self._arrived: Published | None = None
         self._is_fresh = True  # nothing was loaded, and no step was made yet
         self._is_started = False
-        self._wants_reset = False
         self._versions: list[int] | None = None
-        self._unforeseen: BaseException | None = None
-        self._has_failed = False
 
     # What the trainer calls
 
@@ -109,10 +103,12 @@ class DumbDiLoCoCoordinator(MasterSide):
         """Contacts the store and asks what is there; leaves the model alone.
 
         A store that can't be reached is only reported, unless `require_hub`. Raises LeaseError in a
-        master that meets another one alive, DiLoCoError for a Hub that is of another model.
+        master that meets another one alive, DiLoCoError for a Hub that is of another model, and
+        under torch.distributed with several ranks (there: `SitedCoordinator`).
         """
         if self._is_started:
             return
+        _require_one_process(self._model)
         if self._is_fresh:
             self._worker.begin(self._model)
             self._genesis = first_outer(self._worker.baseline)
@@ -170,7 +166,7 @@ class DumbDiLoCoCoordinator(MasterSide):
             self._join(model)
         if step % self.settings.inner_steps == 0:
             self._boundary(model, step)
-        elif step == self._sender.delivered_step:
+        elif step == self._sender.delivered_step and self._is_of(model, step):
             self._mark_delivered(model, step)
         self._background_work()
         self._versions = self._model_versions()
@@ -215,6 +211,21 @@ class DumbDiLoCoCoordinator(MasterSide):
     def counters(self) -> Counters:
         """Steps done, uploaded, dispatched, skipped, and the outer step that is installed."""
         return self._worker.counters
+
+    @property
+    def delivered_step(self) -> int:
+        """The newest step up to which all is on the store, as far as is known; -1 for none."""
+        return self._sender.delivered_step
+
+    @property
+    def generation(self) -> int:
+        """Rises with every install of a global model."""
+        return self._worker.generation
+
+    @property
+    def has_unsent_steps(self) -> bool:
+        """Whether `stop` may have steps to send that no delta holds yet."""
+        return self._worker.counters.local_step > self._worker.since
 
     # Starting
 
@@ -291,214 +302,16 @@ class DumbDiLoCoCoordinator(MasterSide):
         if worker.pending is None:
             worker.delivered(worker.make_job(model, step, self._total_samples()))
 
-    # Steps
-
     def _require_started(self) -> None:
         if not self._is_started:
             raise DiLoCoError("the coordinator was not started")
 
-    def _boundary(self, model: torch.nn.Module, step: int) -> None:
-        settings = self.settings
-        deadline = time.monotonic() + settings.sync_seconds
-        self._dispatch(model, step, deadline if settings.synchronous else None)
-        self._master.own_state = self._integers_of(model)
-        if settings.synchronous:
-            self._wait_for_global(model, deadline)
-        else:
-            self._install_arrived(model)
 
-    def _dispatch(self, model: torch.nn.Module, step: int, deadline: float | None) -> None:
-        worker = self._worker
-        if worker.pending is not None:
-            self._send(deadline)  # an older job first: none stays for ever
-        if worker.pending is not None:
-            worker.counters.last_skipped_step = step
-            words = "step %d: the upload of step %d is still under way; this boundary is skipped"
-            logger.warning(words, step, worker.pending.step)
-            return
-        worker.make_job(model, step, self._total_samples())
-        self._send(deadline)
+def _require_one_process(model: torch.nn.Module) -> None:
+    """Installed on one rank only, a global model would tear the ranks of a site apart."""
+    from torch import distributed
 
-    def _send(self, deadline: float | None) -> None:
-        job = self._worker.pending
-        if job is None:
-            return
-        self._uploads.submit(lambda: self._sender.deliver(job))
-        if deadline is not None:
-            self._uploads.wait(max(0.0, deadline - time.monotonic()))
-            self._harvest()
-
-    def _wait_for_global(self, model: torch.nn.Module, deadline: float) -> None:
-        """Synchronous: a round and a poll; with `await_global` until there is a newer model."""
-        before = self._worker.counters.last_global_step
-        while True:
-            for lane, submit in (
-                (self._rounds, self._submit_round),
-                (self._polls, self._submit_poll),
-            ):
-                submit()
-                lane.wait(max(0.0, deadline - time.monotonic()))
-                self._harvest()
-            self._install_arrived(model)
-            # To adopt the model that all began with is no progress.
-            is_newer = self._worker.counters.last_global_step > max(0, before)
-            if is_newer or not self.settings.await_global:
-                return
-            left = deadline - time.monotonic()
-            if left <= 0:
-                words = "no newer global model than %d within %g s: going on"
-                logger.warning(words, before, self.settings.sync_seconds)
-                return
-            time.sleep(min(left, self.settings.poll_seconds))
-
-    def _install_arrived(self, model: torch.nn.Module) -> None:
-        arrived, self._arrived = self._arrived, None
-        if arrived is not None and arrived.outer_step > self._worker.counters.last_global_step:
-            self._install(model, arrived, carry=self.settings.merge == "carry")
-
-    def _install(self, model: torch.nn.Module, published: Published, *, carry: bool) -> None:
-        worker, outer_step = self._worker, published.outer_step
-        self._say_refused(published)
-        if worker.is_origin(published.state):
-            worker.adopt(outer_step)
-            return
-        worker.install(
-            model, published.state, outer_step, carry=carry, samples=self._total_samples()
-        )
-        self._wants_reset |= self.settings.reset_inner != "never"
-        words = "step %d: global model %d installed"
-        logger.info(words, worker.counters.local_step, outer_step)
-
-    def _say_refused(self, published: Published) -> None:
-        for one in published.commit.refused:
-            if one.node_id == self.node_id:
-                words = "the delta of step %d of this node was refused: it %s"
-                logger.warning(words, one.local_step, one.reason)
-
-    def _background_work(self) -> None:
-        now = time.monotonic()
-        if self.settings.synchronous or now < self._next_poll:
-            return
-        self._next_poll = now + self.settings.poll_seconds
-        self._send(None)
-        self._submit_poll()
-        self._submit_round()
-
-    def _submit_poll(self) -> None:
-        known = self._worker.counters.last_global_step
-        if self._arrived is not None:
-            known = max(known, self._arrived.outer_step)
-        self._polls.submit(lambda: self._reader.newer_than(known))
-
-    def _submit_round(self) -> None:
-        if self.role == "master":
-            self._rounds.submit(self._as_master)
-
-    # What lanes brought
-
-    def _harvest(self) -> None:
-        if (outcome := self._uploads.take()) is not None and self._is_fine(outcome, "upload"):
-            if isinstance(outcome.value, Job):
-                self._worker.delivered(outcome.value)
-                self._wants_reset |= self.settings.reset_inner == "delivered"
-            elif isinstance(outcome.value, Published):  # a start that had not been waited for
-                self._arrived = outcome.value
-        if (outcome := self._polls.take()) is not None and self._is_fine(outcome, "poll"):
-            self._arrived = outcome.value or self._arrived
-        if (outcome := self._rounds.take()) is not None:
-            self._is_fine(outcome, "outer step")
-        if self._unforeseen is not None:
-            error, self._unforeseen = self._unforeseen, None
-            self._has_failed = True
-            raise error
-
-    def _is_fine(self, outcome: Outcome, what: str) -> bool:
-        error = outcome.error
-        if error is None:
-            return True
-        if isinstance(error, LeaseError):
-            self._master.current = None
-            logger.warning("%s; this node goes on as a worker", error)
-        elif isinstance(error, DiLoCoError) and not isinstance(error, HubError):
-            logger.warning("%s failed, to be tried again: %s", what, error)
-        else:
-            self._unforeseen = error
-        return False
-
-    # Stopping
-
-    def _finish(self, deadline: float) -> None:
-        self._uploads.wait(max(0.0, deadline - time.monotonic()))
-        self._harvest_at_end()
-        if not self._has_failed:
-            self._send_last(deadline)
-            self._last_round(deadline)
-        for lane in (self._rounds, self._polls):
-            lane.wait(max(0.0, deadline - time.monotonic()))
-        self._harvest_at_end()
-        self._let_go(deadline)
-        if self._worker.pending is not None:
-            words = "the upload of step %d is not delivered; its checkpoint will send it again"
-            logger.warning(words, self._worker.pending.step)
-
-    def _last_round(self, deadline: float) -> None:
-        if self.role == "master" and self._lease.number is not None:
-            self._rounds.wait(max(0.0, deadline - time.monotonic()))
-            self._harvest_at_end()
-            self._submit_round()
-
-    def _send_last(self, deadline: float) -> None:
-        worker, step = self._worker, self._worker.counters.local_step
-        if worker.pending is not None:
-            self._send(None)
-            self._uploads.wait(max(0.0, deadline - time.monotonic()))
-            self._harvest_at_end()
-        if step <= worker.since or self._is_fresh:
-            return
-        words = f"steps {worker.since + 1} to {step} came after the last delivery"
-        if self._model_versions() != self._versions:
-            logger.warning("%s; the fit ended within a step, so they are not sent", words)
-        elif self.settings.final_window == "report" or worker.pending is not None:
-            logger.warning("%s and are not sent", words)
-        else:
-            logger.info("%s and are sent now", words)
-            worker.make_job(self._model, step, self._total_samples())
-            self._send(None)
-            self._uploads.wait(max(0.0, deadline - time.monotonic()))
-            self._harvest_at_end()
-
-    def _harvest_at_end(self) -> None:
-        """Like `_harvest`; what nobody foresaw is raised when all else is done."""
-        try:
-            self._harvest()
-        except BaseException as error:
-            self._unforeseen = error
-
-    def _let_go(self, deadline: float) -> None:
-        if not self._rounds.is_free:
-            return
-        self._rounds.submit(self._lease.release)
-        if self._rounds.wait(max(0.0, deadline - time.monotonic())):
-            with contextlib.suppress(DiLoCoError):
-                outcome = self._rounds.take()
-                if outcome is not None and outcome.error is not None:
-                    raise outcome.error
-
-    # Small things
-
-    def _total_samples(self) -> int:
-        step = self._worker.counters.local_step
-        return self._samples() if callable(self._samples) else self._samples * step
-
-    def _model_versions(self) -> list[int]:
-        """Changes whenever a parameter does: tells whether the fit ended between two steps."""
-        return [parameter._version for parameter in self._model.parameters()]
-
-    @staticmethod
-    def _integers_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-        state = plain_state(model)
-        return {
-            k: t.detach().to("cpu", copy=True)
-            for k, t in state.items()
-            if not t.is_floating_point()
-        }
+    is_used = distributed.is_available() and distributed.is_initialized()
+    if is_used and distributed.get_world_size() > 1 and not isinstance(model, WholeModel):
+        words = "this coordinator is one process, and this site has several ranks: SitedCoordinator"
+        raise DiLoCoError(f"{words} is for all of them")

@@ -4,7 +4,8 @@ A delta is `baseline - target`, over the floating tensors, in FP32 on the CPU: a
 points away from where the node went. It lies at `nodes/<node_id>/delta_<local_step>.safetensors`,
 with metadata (all texts): `algorithm`, `node_id`, `local_step`, `base_outer_step` (the global model
 that the baseline came from, -1 for none), and, absent in files of older writers, `previous_step`
-(the node's delivery before this one, -1 for none), `samples`, `fingerprint` of the model, and
+(the node's delivery before this one, -1 for none), `since` (the local step after which the progress
+in it begins), `samples`, `fingerprint` of the model, and
 `sha256` of the tensors' bytes in the order of their names.
 """
 
@@ -45,12 +46,16 @@ class Job:
 
 
 class DeltaFacts(NamedTuple):
-    """What a delta's metadata say. `previous_step`, `samples` and `sha256` may not be there."""
+    """What a delta's metadata say; from `previous_step` on they may not be there.
+
+    The steps in it are those after `since` up to `local_step`.
+    """
 
     node_id: str
     local_step: int
     base_outer_step: int
     previous_step: int | None
+    since: int | None
     samples: int | None
     fingerprint: str | None
     sha256: str | None
@@ -92,6 +97,7 @@ def metadata_of(
         "local_step": str(job.step),
         "base_outer_step": str(job.base_outer_step),
         "previous_step": str(previous_step),
+        "since": str(job.since),
         "samples": str(job.samples),
         "fingerprint": spec.fingerprint,
         "sha256": sha256,
@@ -108,6 +114,7 @@ def judge_header(header: Header, node_id: str, local_step: int, spec: Spec) -> D
         _number(metadata, "local_step"),
         _number(metadata, "base_outer_step"),
         _number(metadata, "previous_step") if "previous_step" in metadata else None,
+        _number(metadata, "since") if "since" in metadata else None,
         _number(metadata, "samples") if "samples" in metadata else None,
         metadata.get("fingerprint"),
         metadata.get("sha256"),
@@ -117,6 +124,8 @@ def judge_header(header: Header, node_id: str, local_step: int, spec: Spec) -> D
         raise BadFileError(f"says that it is of node {named}; it lies elsewhere")
     if facts.base_outer_step < -1 or (facts.samples is not None and facts.samples < 1):
         raise BadFileError("has a base or a number of samples that can't be")
+    if facts.since is not None and not 0 <= facts.since < max(1, facts.local_step):
+        raise BadFileError(f"says that it begins after step {facts.since}")
     if (problem := spec.problem(header.tensors, only_floats=True)) is not None:
         raise BadFileError(problem)
     if facts.fingerprint not in (None, spec.fingerprint):

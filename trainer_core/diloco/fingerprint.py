@@ -69,7 +69,7 @@ def _code(name: str, value: Any) -> str:
         raise TypeError(f"{name}: is a {type(value).__name__}, no tensor that could be exchanged")
     if hasattr(value, "full_tensor"):
         raise TypeError(
-            f"{name}: is sharded over several processes; only whole models are exchanged"
+            f"{name}: is sharded over several processes, which SitedCoordinator puts together"
         )
     if value.is_floating_point():
         return FLOAT

@@ -80,7 +80,8 @@ class Lease:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.number: int | None = None
-        self._store, self._node_id, self._session = store, node_id, session
+        self.session = session
+        self._store, self._node_id = store, node_id
         self._seconds, self._clock = seconds, clock
         self._beat = 0
         self._watched: tuple[int, int] | None = None
@@ -126,7 +127,7 @@ class Lease:
             if self.number is None:
                 raise LeaseError(f"{self._node_id} is not the master", "")
             claim = newest_claim(self._store)
-            if claim is None or claim.number != self.number or claim.session != self._session:
+            if claim is None or claim.number != self.number or claim.session != self.session:
                 self.number = None
                 words = f"{self._node_id} is no longer the master: {_holder(claim)} has the lease"
                 raise LeaseError(words, "" if claim is None else claim.holder)
@@ -155,7 +156,7 @@ class Lease:
             return False
         # An old listing may have hidden higher numbers, whose lower ones were removed.
         claim = newest_claim(self._store)
-        if claim is not None and (claim.number > number or claim.session != self._session):
+        if claim is not None and (claim.number > number or claim.session != self.session):
             return False
         self.number = number
         self._remove_before(number)
@@ -175,7 +176,7 @@ class Lease:
         self._store.write(_name(self.number), self._content(is_released=is_released))
 
     def _content(self, *, is_released: bool) -> bytes:
-        document = {"holder": self._node_id, "session": self._session, "beat": self._beat}
+        document = {"holder": self._node_id, "session": self.session, "beat": self._beat}
         return json.dumps(document | {"released": is_released}).encode()
 
     def _is_alive(self, first: Claim | None, claim: Claim) -> bool:

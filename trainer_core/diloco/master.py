@@ -81,15 +81,18 @@ class Master:
         # The lane of an earlier fit may still be at work when the next one begins.
         self._lock = threading.Lock()
 
-    def open(self, first: Outer, applied: Iterable[tuple[str, int]] = ()) -> None:
+    def open(self, first: Outer | None, applied: Iterable[tuple[str, int]] = ()) -> None:
         """Begins from the newest commit; where there is none, commits `first`.
 
         `applied`: node and local step of deltas that `first` has in it already. Needs the lease.
+        Raises DiLoCoError where there is neither.
         """
         with self._lock:
             self._lease.check()
             self._reload()
             if self.current is None:
+                if first is None:
+                    raise DiLoCoError("the Hub has no global model yet")
                 marks: dict[str, int] = {}
                 for node_id, step in applied:
                     marks[node_id] = max(step, marks.get(node_id, -1))
@@ -99,9 +102,7 @@ class Master:
                 else:
                     self.current = Current(commit, first)
             assert self.current is not None
-            pointer = self._log.pointer()
-            if pointer is None or pointer.outer_step != self.current.commit.outer_step:
-                self._log.point_to(self.current.commit)
+            self._mend_pointer(self.current.commit)
 
     def round(self) -> Commit | None:
         """One outer step, if there are deltas for it. Gives what it committed.
@@ -116,14 +117,27 @@ class Master:
             candidates, old = self._collector.collect(current)
             self._remove(old)
             if not self._is_quorum(candidates):
+                self._mend_pointer(current.commit)
                 return None
             with tempfile.TemporaryDirectory(prefix="diloco-") as folder:
                 checked = self._in_bounds(self._checked(candidates, Path(folder)))
+                checked = [one for one in checked if not self._collector.is_held(one.candidate)]
                 if not self._is_quorum([one.candidate for one in checked]):
                     return None
                 return self._step(current, checked)
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the last round found something that is to be looked at once more."""
+        return self._collector.is_waiting
+
     # A round
+
+    def _mend_pointer(self, newest: Commit) -> None:
+        """A write of it that was given up, here or by a master before, may still land later."""
+        pointer = self._log.pointer()
+        if pointer is None or pointer.outer_step != newest.outer_step:
+            self._log.point_to(newest)
 
     def _is_quorum(self, candidates: list[Candidate]) -> bool:
         nodes = {one.facts.node_id for one in candidates}
@@ -195,7 +209,7 @@ class Master:
             raise DiLoCoError("the outer step would give weights that are not finite")
         outer = outer._replace(state=self._with_own_integers(outer.state))
         applied = [_applied(one, weights[one.candidate.facts.node_id]) for one in checked]
-        refused = list(self._collector.refused.values())
+        refused = self._collector.refusals(one.name for one in applied)
         marks = dict(current.commit.watermarks)
         dealt_with = [(one.node_id, one.local_step) for one in applied]
         for node_id, step in dealt_with + [(one.node_id, one.local_step) for one in refused]:
@@ -272,6 +286,7 @@ class Master:
             float(settings.outer_lr),
             float(settings.outer_momentum),
             None if before is None else before.sha256,
+            self._lease.session,
         )
 
     def _put(self, kind: str, outer_step: int, tensors: State) -> File:

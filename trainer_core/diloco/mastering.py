@@ -32,7 +32,7 @@ class MasterSide:
 
     def _begin_mastering(self, store: Store, spec: Spec) -> None:
         """The constructor's part."""
-        self._log = CommitLog(store)
+        self._log = CommitLog(store, self.settings.lease_seconds)
         self._lease = Lease(store, self.node_id, self.session, self.settings.lease_seconds)
         self._master = Master(store, self.node_id, spec, self.settings, self._lease, self._log)
         self._keeper: Keeper | None = None

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -42,39 +42,49 @@ def exit_code(stopped_by: str | None) -> int:
 _WRAPPERS = frozenset({"DistributedDataParallel", "FullyShardedDataParallel"})
 
 
+class Ranks(Protocol):
+    """What is needed of a `trainer_core.site.ranks.Site`."""
+
+    def sum(self, *counts: int) -> list[int]:
+        """The sums over all ranks."""
+
+    def gather(self, value: str | None) -> list[str | None]:
+        """The value of each rank."""
+
+
 class StopFlag:
     """Why a fit is to end early, if it is.
 
-    Ranks that step `together` have to agree, or some would wait for ever for those that have left:
-    then `is_set` is true only from an `agree` on.
+    Ranks that step together (`ranks`) have to agree, or some would wait for ever for those that
+    have left: then `is_set` is true only from an `agree` on.
     """
 
     def __init__(self) -> None:
         self.reason: str | None = None
-        self.together = False
+        self.ranks: Ranks | None = None
         self._agreed = False
 
     @property
     def is_set(self) -> bool:
         """Whether it is time to end."""
-        return self._agreed or (self.reason is not None and not self.together)
+        return self._agreed or (self.reason is not None and self.ranks is None)
 
     def set(self, reason: str) -> None:
         """Asks for the end; the first reason is the one that stays."""
         if self.reason is None:
             self.reason = reason
 
-    def agree(self, device: torch.device) -> bool:
+    def agree(self) -> bool:
         """`is_set`, once all ranks know whether any of them was asked; all call it, at each step.
 
-        Costs nothing where they are not `together`, else one number to be reduced on `device`.
+        Costs nothing where there are no `ranks`, else one number to be summed on the CPU. All end
+        for the same reason: that of the lowest rank which has one.
         """
-        if not self._agreed and self.together:
-            asked = torch.tensor([self.reason is not None], dtype=torch.int32, device=device)
-            torch.distributed.all_reduce(asked, torch.distributed.ReduceOp.MAX)
-            self._agreed = bool(asked.item())
+        if not self._agreed and self.ranks is not None:
+            self._agreed = self.ranks.sum(self.reason is not None)[0] > 0
             if self._agreed:
-                self.set("another rank")
+                given = [reason for reason in self.ranks.gather(self.reason) if reason is not None]
+                self.reason = given[0]
         return self.is_set
 
     def clear(self) -> None:
@@ -82,14 +92,9 @@ class StopFlag:
         self.reason, self._agreed = None, False
 
 
-def steps_together(model: torch.nn.Module) -> bool:
-    """Whether each step of this model needs all ranks: it is wrapped for that, or sharded."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return False
-    if torch.distributed.get_world_size() == 1:
-        return False
-    wrapped = any(type(module).__name__ in _WRAPPERS for module in model.modules())
-    return wrapped or any(hasattr(one, "device_mesh") for one in model.parameters())
+def is_wrapped(model: torch.nn.Module) -> bool:
+    """Whether each step of this model needs all ranks because a wrapper of torch's says so."""
+    return any(type(module).__name__ in _WRAPPERS for module in model.modules())
 
 
 class StopSignals:

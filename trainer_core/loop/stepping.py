@@ -10,6 +10,7 @@ import torch
 
 from trainer_core.loop.batches import call_model, count, loss_of, to_device
 from trainer_core.precision import PrecisionPlan
+from trainer_core.site.gradients import GradientSync
 
 _END = object()
 
@@ -30,6 +31,7 @@ class Stepper:
 
     `scaler`: the GradScaler, where the precision plan has one. `partial`: the micro-batches of a
     step that is not whole yet, whose gradients lie in the parameters; None between two steps.
+    `sync`: see `gradient_sync`.
     """
 
     def __init__(
@@ -44,8 +46,10 @@ class Stepper:
         accumulation_steps: int,
         grad_clip: float | None,
         partial: Accumulated | None,
+        sync: GradientSync | None = None,
     ) -> None:
         self.partial = partial
+        self._sync = sync if accumulation_steps > 1 else None
         self._model, self._optimizer, self._device = model, optimizer, device
         self._scaler, self._loss_fn = scaler, loss_fn
         self._accumulation_steps, self._grad_clip = accumulation_steps, grad_clip
@@ -61,7 +65,7 @@ class Stepper:
         said so after a micro-batch: then `partial` says how many there were.
         """
         done = self.partial.micro_batches if self.partial is not None else 0
-        for _ in range(done, self._accumulation_steps):
+        for number in range(done, self._accumulation_steps):
             if self.partial is not None and should_stop():
                 return False
             try:
@@ -75,7 +79,10 @@ class Stepper:
                 self.partial = None
                 return False
             samples, tokens = count(batch)
-            self._add(self._backward(to_device(batch, self._device)), samples, tokens)
+            is_last = number == self._accumulation_steps - 1
+            with nullcontext() if self._sync is None else self._sync(is_last):
+                loss = self._backward(to_device(batch, self._device))
+            self._add(loss, samples, tokens)
         return True
 
     def _add(self, loss: torch.Tensor, samples: int, tokens: int) -> None:

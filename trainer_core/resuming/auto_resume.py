@@ -30,7 +30,7 @@ def newest_state(manager: CheckpointManager, resume: str) -> dict[Any, Any] | No
     state = manager.load_latest(fallback=True)
     if state is not None:
         return state
-    traces = _traces(manager)
+    traces = manager.led(lambda: _traces(manager))
     if traces:
         raise CheckpointError(
             f"{manager.directory}: there is no checkpoint to resume from, and yet {traces}: "

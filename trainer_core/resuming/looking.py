@@ -24,7 +24,7 @@ def say_if_replaced(pointer: Pointer, path: Path) -> None:
 
 
 def look_at(path: Path, weights_only: bool) -> tuple[str | None, bool]:
-    """What keeps a file from being loaded, in words; and whether its checksums were all right."""
+    """What keeps a file, or a sharded step, from being loaded, in words; and whether its checksums were all right."""
     from ckpttool.checks.verify import verify
 
     try:
@@ -35,6 +35,9 @@ def look_at(path: Path, weights_only: bool) -> tuple[str | None, bool]:
     if verdict.state in ("valid", "intact"):
         return None, verdict.checksums == "checked"
     errors = [finding for finding in report.findings if finding.severity.value == "error"]
+    if path.is_dir():  # a sharded step has no use without a part of it
+        words = f"{errors[0].id}: {errors[0].words}" if errors else "nothing says why"
+        return f"is {verdict.state}: {words}", False
     families = ["FIL"]
     if verdict.state == "dangerous" and weights_only:
         families.insert(0, "TRU")

@@ -26,6 +26,10 @@ from trainer_core.resuming.modes import modes_of, set_modes
 from trainer_core.resuming.parts import Parts
 from trainer_core.resuming.resume import ResumeWarning
 from trainer_core.rng import capture_rng_state, grave_failures, restore_rng_state
+from trainer_core.site.per_rank import more_sections
+from trainer_core.site.ranks import Site, has_shards
+from trainer_core.site.sharded import ShardedState, parameter_names
+from trainer_core.site.taking import taken
 from trainer_core.state import CheckpointError, build_checkpoint, check_checkpoint
 from trainer_core.wrappers import plain_state
 
@@ -51,6 +55,7 @@ class Resumable:
     step: int
     samples: int
     tokens: int
+    _site: Site | None
 
     def _begin_keeping(self, callbacks: Callbacks) -> None:
         """The constructor's part that is about checkpoints."""
@@ -121,6 +126,10 @@ class Resumable:
         if self.ema is not None:
             is_module = isinstance(self.ema, torch.nn.Module)
             sections["ema"] = plain_state(self.ema) if is_module else self.ema.state_dict()
+        if self._site is not None:
+            sections |= more_sections(self.model, self.dataloader, sections["data"])
+        if has_shards(self.model):
+            sections["sharded"] = {"parameters": parameter_names(self.model, self.optimizer)}
         if self._partial is not None:
             parts = self._partial, self.model, self.optimizer, self.accumulation_steps
             sections["accumulation"] = partial_section(*parts)
@@ -160,23 +169,33 @@ class Resumable:
         "accumulation", "coordinator".
         """
         allowed = resuming.checked_partial(allow_partial)
+        if self._site is None:
+            self._resume_or_not(state, allowed)
+        else:
+            self._site.every(lambda: self._resume_or_not(state, allowed))
+
+    def _resume_or_not(self, state: Mapping[str, Any], allowed: frozenset[str]) -> None:
         check_checkpoint(state)
         before = capture_rng_state()
         try:
-            told = self._resume(state, allowed)
+            state, unkept = taken(state, self._parts(), self._site, self.dataloader)
+            told = self._resume(state, allowed, unkept)
         except BaseException:
             restore_rng_state(before)
             raise
         if told:
-            self._warn(f"not all of the checkpoint of step {state['step']} was restored", told)
+            title = f"not all of the checkpoint of step {state['step']} was restored"
+            self._warn(title, told, stacklevel=4)
 
-    def _resume(self, state: Mapping[str, Any], allowed: frozenset[str]) -> list[str]:
+    def _resume(
+        self, state: Mapping[str, Any], allowed: frozenset[str], unkept: list[str]
+    ) -> list[str]:
         rng = state.get("rng")
         failed = restore_rng_state(rng)
         partial, told = self._checked_partial(state, "accumulation" in allowed)
         told += self._grave(failed, rng, "rng" in allowed)
         parts = self._parts()
-        unlike = differences(
+        unlike = unkept + differences(
             state,
             parts,
             precision=self.precision,
@@ -191,7 +210,7 @@ class Resumable:
         unlike += [f"rng.{part}: {why}".replace("rng.rng", "rng") for part, why in mild.items()]
         if unlike:
             step = state["step"]
-            self._warn(f"the checkpoint of step {step} and this run differ", unlike, stacklevel=4)
+            self._warn(f"the checkpoint of step {step} and this run differ", unlike, stacklevel=5)
         told += resuming.apply(state, parts, allowed)
         self._restore_counters(state)
         if self.checkpoint_manager is not None:
@@ -253,10 +272,16 @@ class Resumable:
             return
         state = newest_state(manager, resume)
         if state is None:
-            tell(self.logger, f"fresh start: there is no checkpoint in {manager.directory}")
+            self._tell(f"fresh start: there is no checkpoint in {manager.directory}")
             return
-        tell(self.logger, f"resuming from {manager.path_for(state['step'])}")
+        path = state.path if isinstance(state, ShardedState) else manager.path_for(state["step"])
+        self._tell(f"resuming from {path}")
         self.resume(state, allow_partial=allow_partial)
+
+    def _tell(self, line: str) -> None:
+        """Once for all ranks."""
+        if self._site is None or self._site.leads:
+            tell(self.logger, line)
 
     def _load_scaler(self, scaler: torch.amp.GradScaler) -> None:
         if self._scaler_state is None:

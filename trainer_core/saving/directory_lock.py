@@ -14,6 +14,7 @@ from collections import deque
 from ckpttool.errors import WriteError
 from ckpttool.io.durable import make_directories
 from ckpttool.io.lock import REFRESH_SECONDS, LockedError, WriterLock
+from ckpttool.io.lock_watch import Watch
 from trainer_core.state import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -37,6 +38,15 @@ class _Shared:
         self._ended.set()
         self.lock.release()
 
+    def look_if_due(self) -> None:
+        """Refreshes the lock where the thread that does so had no time to."""
+        try:
+            self.lock.refresh_if_due(2 * REFRESH_SECONDS)
+        except LockedError as error:
+            self.lost = error
+        except WriteError as error:
+            logger.warning("the lock could not be refreshed, trying again: %s", error)
+
     def _keep(self) -> None:
         while not self._ended.wait(REFRESH_SECONDS):
             try:
@@ -58,11 +68,14 @@ _dropped: deque[tuple[str, _Shared]] = deque()
 class Hold:
     """What one manager has of its directory's lock."""
 
-    def __init__(self, directory: str | os.PathLike[str], run_id: str) -> None:
+    def __init__(
+        self, directory: str | os.PathLike[str], run_id: str, patience: float = 0.0
+    ) -> None:
         """Makes the directory if it is missing, and takes its lock.
 
-        Raises CheckpointError, naming the holder, where another process writes there, and
-        WriteError where the system refuses.
+        Where the holder is on another machine or in another container, waits up to `patience`
+        seconds to see whether it is alive. Raises CheckpointError, naming the holder, where another
+        process writes there, and WriteError where the system refuses.
         """
         path = os.path.abspath(directory)
         make_directories(path)
@@ -71,13 +84,18 @@ class Hold:
         with _guard:
             shared = _shared.get(self._key)
             if shared is None or shared.lost is not None:
-                shared = _shared[self._key] = _Shared(_acquire(path, run_id))
+                shared = _shared[self._key] = _Shared(_acquire(path, run_id, patience))
             shared.holders += 1
         self._held: _Shared | None = shared
         _count_off()
 
     def check(self) -> None:
-        """Raises CheckpointError where the lock is not ours any more: nothing may be written."""
+        """Raises CheckpointError where the lock is not ours any more: nothing may be written.
+
+        A process that was stopped for long looks first: somebody may have taken it for dead.
+        """
+        if self._held is not None:
+            self._held.look_if_due()
         if self._held is not None and self._held.lost is not None:
             raise CheckpointError(f"nothing is written: {self._held.lost}") from self._held.lost
 
@@ -105,9 +123,16 @@ def _count_off() -> None:
             _guard.release()
 
 
-def _acquire(directory: str, run_id: str) -> WriterLock:
+def _acquire(directory: str, run_id: str, patience: float) -> WriterLock:
+    watch = Watch(patience, lambda words: logger.warning("%s: %s", directory, words))
     try:
-        lock = WriterLock.acquire(directory, program=PROGRAM, run_id=run_id)
+        lock = WriterLock.acquire(
+            directory,
+            program=PROGRAM,
+            run_id=run_id,
+            watch=watch,
+            refreshed_every=REFRESH_SECONDS,
+        )
     except LockedError as error:
         raise CheckpointError(str(error)) from error
     if lock.taken_over is not None:

@@ -1,4 +1,4 @@
-"""Which step files of a directory stay, which go, and what dead writers left behind."""
+"""Which steps of a directory stay, which go, and what dead writers left behind."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckpttool.model.directory import CheckpointDirectory, StepFile
+from ckpttool.model.directory import CheckpointDirectory, StepFile, step_entry
 from ckpttool.model.names import (
     LOCK_NAME,
     MANIFEST_NAME,
     POINTER_NAME,
-    parse_step_file_name,
-    step_file_name,
+    has_full_width,
+    parse_step_directory_name,
+    parse_step_name,
 )
 from trainer_core.saving.publishing import is_writing
+from trainer_core.site import commit
 
 if TYPE_CHECKING:
     from ckpttool.actions.newest import Judged
@@ -39,10 +41,12 @@ class Retention:
     def remember_good(self, path: Path) -> None:
         """Notes a file that was just written and checked, or read with all its checksums."""
         try:
-            status = path.stat()
+            step = step_entry(os.fspath(path), path.lstat())
         except FileNotFoundError:
             return  # pruned meanwhile by whoever writes here
-        signature = status.st_size, status.st_mtime_ns
+        if step is None:
+            return
+        signature = step.size, step.mtime_ns
         self._glanced[path.name] = signature, True
         self._proven[path.name] = signature
 
@@ -132,7 +136,7 @@ def sweep(directory: CheckpointDirectory, step: int) -> list[Path]:
         if other.kind != "temporary" or other.temporary is None:
             continue
         target, pid = other.temporary
-        of_step = parse_step_file_name(target)
+        of_step = parse_step_name(target)
         ours = (of_step is not None and of_step <= step) or (target in _OUR_NAMES and pid > 0)
         if ours and not is_writing(pid, os.path.join(os.path.abspath(directory.path), target)):
             found.append(Path(other.path))
@@ -140,10 +144,12 @@ def sweep(directory: CheckpointDirectory, step: int) -> list[Path]:
 
 
 def newest_first(directory: CheckpointDirectory) -> list[StepFile]:
-    """Regular step files; of several names for one step the usual one first."""
-    files = [file for file in directory.steps if file.is_regular]
+    """Step files and sharded steps; of several names for one step the usual ones first."""
+    files = [file for file in directory.steps if file.opens]
     return sorted(
-        files, key=lambda file: (file.step, file.name == step_file_name(file.step)), reverse=True
+        files,
+        key=lambda file: (file.step, file.is_sharded, has_full_width(file.name)),
+        reverse=True,
     )
 
 
@@ -153,7 +159,8 @@ def delete(paths: list[Path]) -> list[Path]:
     errors: list[OSError] = []
     for path in paths:
         try:
-            path.unlink()
+            if not _delete_one(path):
+                continue
         except FileNotFoundError:
             continue  # another process was faster
         except OSError as error:
@@ -165,9 +172,21 @@ def delete(paths: list[Path]) -> list[Path]:
     return deleted
 
 
+def _delete_one(path: Path) -> bool:
+    """False for a sharded step that is gone already."""
+    name = path.name
+    if parse_step_directory_name(name) is not None:
+        return commit.remove(path)
+    if path.is_dir() and not path.is_symlink():
+        commit.discard(path)  # what a writer of a sharded step has left
+    else:
+        path.unlink()
+    return True
+
+
 def _is_whole(judged: Judged) -> bool:
     """Nothing is wrong with the file itself; what is in it is another matter."""
-    if judged.unchecked or not judged.file.is_regular:
+    if judged.unchecked or not judged.file.opens:
         return False
     errors = [finding for finding in judged.findings if finding.severity.value == "error"]
     return not any(finding.id.startswith("FIL") for finding in errors)

@@ -47,6 +47,7 @@ class Policy(NamedTuple):
     when_busy: str = "wait"
     on_error: str = "raise"
     min_free: int = 0
+    lock_patience: float = 0.0
 
 
 class Saver:
@@ -79,7 +80,7 @@ class Saver:
             self._hold.check()
             self.identity.settle(where, owner_by_pointer(where))
             return
-        hold = Hold(where, self.identity.run_id)
+        hold = Hold(where, self.identity.run_id, self.policy.lock_patience)
         try:
             self.identity.settle(where, owner_of(scan(where)))
         except BaseException:
@@ -93,7 +94,7 @@ class Saver:
         try:
             self.claim()
         except OSError as error:
-            self._raise_or_warn(error)
+            self.raise_or_warn(error)
 
     def save(
         self, step: int, path: Path, state: Any, then: Callable[[int, Path], None]
@@ -112,7 +113,7 @@ class Saver:
             self.surface()
             self._begin(step, path, state, then)
         except OSError as error:
-            self._raise_or_warn(error)
+            self.raise_or_warn(error)
             return None
         return path
 
@@ -129,7 +130,7 @@ class Saver:
         """Raises, or warns of, what went wrong on the lane since the last time."""
         error = self._lane.failure()
         if isinstance(error, OSError):
-            self._raise_or_warn(error, stacklevel=5)
+            self.raise_or_warn(error, stacklevel=5)
         elif error is not None:
             raise error
 
@@ -155,6 +156,15 @@ class Saver:
             return lambda file: True
         entries = self.kept.entries()
         return lambda file: self.identity.owns(entries.get(file, {}).get("run_id"))
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a save is being written beside training."""
+        return self._lane.is_busy
+
+    def beside(self, work: Callable[[], object]) -> None:
+        """Does this beside training, as the one save that is in flight."""
+        self._lane.start(work)
 
     def point_to(self, step: int, file: str) -> None:
         """Writes the pointer, with all that is known of the file."""
@@ -183,7 +193,7 @@ class Saver:
         self, step: int, path: Path, content: Content, then: Callable[[int, Path], None]
     ) -> None:
         if os.path.lexists(path):
-            self._forget(path.name)
+            self.forget(path.name)
         written = publish(
             content,
             path,
@@ -192,6 +202,12 @@ class Saver:
             min_free=self.policy.min_free,
             watch=self._lane.watch,
         )
+        self.record(step, path, written)
+        then(step, path)
+        self.finished.append((step, path))
+
+    def record(self, step: int, path: Path, written: Written) -> None:
+        """Adds the line of a step that is safe on disk to the manifest."""
         self._last = path.name, written
         run_id, parent = self.identity.run_id, self.identity.parent_step
         self.identity.parent_step = step
@@ -199,10 +215,8 @@ class Saver:
             self.kept.add(step, path.name, written, run_id, parent)
         except OSError as error:
             logger.warning("%s: step %d has no line in it: %s", self.kept.path, step, error)
-        then(step, path)
-        self.finished.append((step, path))
 
-    def _forget(self, file: str) -> None:
+    def forget(self, file: str) -> None:
         """Before a file is replaced: nothing may go on saying what it was."""
         self._last = None
         self.kept.forget(file)
@@ -219,7 +233,8 @@ class Saver:
         entry = self.kept.find(file) or {}
         return {key: entry[key] for key in ("size", "sha256", "run_id") if key in entry}
 
-    def _raise_or_warn(self, error: OSError, stacklevel: int = 4) -> None:
+    def raise_or_warn(self, error: OSError, stacklevel: int = 4) -> None:
+        """Raises what the system refused, or with `on_error="warn"` warns of it."""
         if self.policy.on_error != "warn" or isinstance(error, RefusedError):
             raise error
         words = f"no checkpoint was saved, training goes on without it: {error}"

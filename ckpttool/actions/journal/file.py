@@ -23,6 +23,7 @@ from ckpttool.model.operations import (
     SCHEMA,
     id_order,
     is_id,
+    whole_length,
 )
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def open_journal(directory: str, id: str) -> Iterator[Journal]:
             descriptor = folder.appender(JOURNAL_NAME)
             try:
                 path = os.path.join(folder.path, JOURNAL_NAME)
-                yield Journal(path, descriptor, data.rfind(b"\n") + 1)
+                yield Journal(path, descriptor, whole_length(data))
             finally:
                 os.close(descriptor)
     except OSError as error:

@@ -185,6 +185,7 @@ class InstallMended(UndoableAction):
             if same(here, made):
                 places.home.remove(self.name)
         elif same(here, kept):
+            places.home.sync()
             places.aside.remove(self.aside)
         elif here is None:
             places.aside.move(self.aside, places.home, self.name)

@@ -27,7 +27,8 @@ from ckpttool.actions.journal.undoable import (
 from ckpttool.checks.base import quoted
 from ckpttool.errors import FormatError
 from ckpttool.io.folder import plain_name
-from ckpttool.model.names import MANIFEST_NAME
+from ckpttool.model.directory import size_of_directory
+from ckpttool.model.names import MANIFEST_NAME, parse_step_directory_name
 
 if TYPE_CHECKING:
     from ckpttool.io.durable import Progress
@@ -116,6 +117,7 @@ class SetAside(UndoableAction):
             if state == FOREIGN:
                 raise self.refuse("is no longer the file that was to be set aside")
             if state == BETWEEN:
+                places.aside.sync()
                 places.home.remove(self.name)
             elif state == BEFORE:
                 places.home.rename(self.name, places.aside, self.aside)
@@ -175,8 +177,11 @@ class PublishTemporary(UndoableAction):
         """Notes which file it is."""
         super().prepare(folder, taken)
         status = self.look()
-        if not stat.S_ISREG(status.st_mode):
-            raise self.refuse("is not a regular file")
+        if parse_step_directory_name(self.target) is None:
+            if not stat.S_ISREG(status.st_mode):
+                raise self.refuse("is not a regular file")
+        elif not stat.S_ISDIR(status.st_mode):
+            raise self.refuse("is not a directory")
         self.identity = Identity.of(status)
 
     def to_record(self) -> dict[str, Any]:
@@ -212,7 +217,7 @@ class PublishTemporary(UndoableAction):
             if state == FOREIGN:
                 raise self.refuse("is no longer the file that was to be published")
             if state != AFTER:
-                places.home.sync_file(self.name)
+                places.home.sync_tree(self.name)
                 places.home.move(self.name, places.home, self.target)
 
     def revert(self) -> None:
@@ -311,12 +316,13 @@ class ChangeMode(UndoableAction):
 
 def _what_is_known(path: str, status: os.stat_result) -> dict[str, Any]:
     """What the note says of a file that is set aside."""
+    is_directory = stat.S_ISDIR(status.st_mode)
     facts = {
-        "size": status.st_size,
+        "size": size_of_directory(path) if is_directory else status.st_size,
         "mode": f"{stat.S_IMODE(status.st_mode):04o}",
         "mtime_ns": status.st_mtime_ns,
     }
-    sha256 = _known_sha256(path)
+    sha256 = None if is_directory else _known_sha256(path)
     return facts if sha256 is None else {**facts, "sha256": sha256}
 
 

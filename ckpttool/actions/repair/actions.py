@@ -172,5 +172,5 @@ def _measure(newest: Kept, mended: MendedFiles) -> tuple[int, str]:
     if newest.deed is not None and newest.deed.verb == "mend":
         made = mended.of(newest.entry.path)
         return made.size, made.sha256
-    with FileReader(newest.entry.path) as reader:
+    with FileReader(newest.entry.recorded_path) as reader:
         return reader.size, sha256_of(reader)

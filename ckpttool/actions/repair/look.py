@@ -17,8 +17,9 @@ from ckpttool.model.names import (
     POINTER_NAME,
     Temporary,
     has_full_width,
-    parse_step_file_name,
+    parse_step_name,
 )
+from ckpttool.model.sharded_listing import METADATA_NAME
 
 if TYPE_CHECKING:
     from ckpttool.checks.verify import Report
@@ -58,7 +59,17 @@ class Entry(NamedTuple):
     @property
     def can_be_mended(self) -> bool:
         """Whether mending is worth a try: it is, or was, an archive of torch's."""
-        return self.state in ("damaged", "dangerous")
+        return self.state in ("damaged", "dangerous") and not self.is_sharded
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether it is a directory, which is a sharded step or was to become one."""
+        return self.status is not None and stat.S_ISDIR(self.status.st_mode)
+
+    @property
+    def recorded_path(self) -> str:
+        """The file whose size and SHA-256 the pointer and the manifest record of it."""
+        return os.path.join(self.path, METADATA_NAME) if self.is_sharded else self.path
 
     def rank(self) -> tuple[int, bool, str]:
         """To sort by: of two files of one step the one with all twelve digits is meant."""
@@ -156,7 +167,10 @@ def _entry(
 ) -> Entry:
     verdict = next((one for one in report.files if one.name == file.name), None)
     state = "changing" if verdict is None else verdict.state
-    found = [finding for finding in report.findings if finding.place.path == file.path]
+    own = (file.path, os.path.join(file.path, ""))
+    found = [
+        f for f in report.findings if f.place.path == own[0] or f.place.path.startswith(own[1])
+    ]
     if state == "not-as-recorded" and file.name == pointed:
         found += [finding for finding in report.findings if finding.id == "PTR109"]
     return Entry(file.path, file.name, file.name, file.step, state, found, status)
@@ -169,7 +183,7 @@ def _leftover(other: Other, progress: Progress | None) -> Leftover:
     changed = 0.0 if status is None else status.st_ctime
     alive = may_be_writing(temporary.pid, changed)
     entry = None
-    step = parse_step_file_name(temporary.target)
+    step = parse_step_name(temporary.target)
     if step is not None and alive is False:
         entry = _examine(other, temporary.target, step, status, progress)
     return Leftover(other.path, other.name, temporary, other.size, alive, status, entry)

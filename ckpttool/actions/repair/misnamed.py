@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from ckpttool.actions.newest import why_not_valid
 from ckpttool.actions.repair.deeds import RENAME, Deed, Kept
-from ckpttool.errors import UnreadableError
-from ckpttool.model.names import step_file_name
+from ckpttool.model.names import step_name_like
 from ckpttool.model.records import Records
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def with_renames(look: Look, settled: list[Settled]) -> list[Settled]:
     for step, entry in ordered.items():
         deed = _rename(entry, step)
         there = by_step.get(step) or _nothing(step)
-        kept_file = Kept(step, step_file_name(step), entry, deed)
+        kept_file = Kept(step, step_name_like(entry.name, step), entry, deed)
         by_step[step] = there._replace(kept=kept_file, deeds=[*there.deeds, deed])
     # In the order of the renames, so that each finds its name free.
     order = {step: at for at, step in enumerate(ordered)}
@@ -78,13 +78,13 @@ def _differs(look: Look, entry: Entry, step: int) -> bool:
     records = Records(look.directory.pointer, read_manifest(look.directory.path))
 
     def sha256() -> str:
-        with FileReader(entry.path) as reader:
+        with FileReader(entry.recorded_path) as reader:
             return sha256_of(reader)
 
-    size = 0 if entry.status is None else entry.status.st_size
     try:
-        return records.contradict(step_file_name(step), size, sha256) is not None
-    except UnreadableError:
+        size = os.lstat(entry.recorded_path).st_size
+        return records.contradict(step_name_like(entry.name, step), size, sha256) is not None
+    except OSError:
         return True
 
 
@@ -94,7 +94,8 @@ def _in_order(chosen: dict[int, Entry]) -> dict[int, Entry]:
     ordered: dict[int, Entry] = {}
     while waiting:
         names = {entry.name: step for step, entry in waiting.items()}
-        free = [step for step in sorted(waiting) if step_file_name(step) not in names]
+        right = {step: step_name_like(entry.name, step) for step, entry in waiting.items()}
+        free = [step for step in sorted(waiting) if right[step] not in names]
         for step in free:
             ordered[step] = waiting.pop(step)
         if not free:
@@ -103,7 +104,7 @@ def _in_order(chosen: dict[int, Entry]) -> dict[int, Entry]:
 
 
 def _rename(entry: Entry, step: int) -> Deed:
-    target = step_file_name(step)
+    target = step_name_like(entry.name, step)
     return Deed(
         *(RENAME, "rename", entry.path, f"rename {entry.name} to {target}"),
         why=(why_not_valid(entry.state, entry.findings),),

@@ -25,6 +25,7 @@ def plan_modes(look: Look, kept: list[Kept]) -> tuple[list[Deed], list[Left]]:
     """
     deeds: list[Deed] = []
     left: list[Left] = []
+    kept = [file for file in kept if not file.entry.is_sharded]
     usual = usual_mode([_mode(file) & ~stat.S_IWOTH for file in kept])
     for file in kept:
         new, why = _mode_for(_mode(file), usual)

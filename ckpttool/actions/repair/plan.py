@@ -89,7 +89,7 @@ class RepairPlan:
             finding
             for finding in self.look.report.findings
             if finding.severity.value == "error"
-            and finding.place.path not in told
+            and told.isdisjoint((finding.place.path, os.path.dirname(finding.place.path)))
             and finding.id not in of_directory
             and not self._is_finished(finding)
         ]
@@ -194,7 +194,8 @@ class Mender:
 
     def _siblings(self, entry: Entry) -> list[str]:
         """The other step files, the nearest first: what is frozen changes least between them."""
-        others = [file for file in self._look.files if file.path != entry.path]
+        files = [file for file in self._look.files if not file.is_sharded]
+        others = [file for file in files if file.path != entry.path]
         readable = [file for file in others if file.state not in ("not-opened", "unreadable")]
         readable.sort(key=lambda file: (abs(file.step - entry.step), file.name))
         return [file.path for file in readable]

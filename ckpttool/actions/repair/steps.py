@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool.actions.repair.deeds import MEND, SET_ASIDE, TEMPORARIES, Deed, Kept, Left, set_aside
 from ckpttool.checks.base import command, few, plural
+from ckpttool.checks.directory import lacking
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from ckpttool.actions.repair.deeds import Options
     from ckpttool.actions.repair.look import Entry, Leftover
@@ -179,11 +180,22 @@ def _aside(
         deeds.append(aside)
     for entry in temporaries:
         if kept is None or kept.entry is not entry:
-            deeds.append(set_aside(TEMPORARIES, entry, _why_leftover(entry, kept)))
+            aside = set_aside(TEMPORARIES, entry, _why_leftover(entry, kept))
+            aside.notes = tuple(_needed(entry, files))
+            deeds.append(aside)
         elif deed is not None and deed.verb == "mend":
             why = "DIR101: its mended content is put in place"
             deeds.append(set_aside(TEMPORARIES, entry, why))
     return deeds
+
+
+def _needed(leftover: Entry, files: list[Entry]) -> Iterator[str]:
+    """What a sharded step lacks and a leftover holds."""
+    for entry in files if leftover.is_sharded else ():
+        names = lacking(entry.findings, leftover.path) if entry.is_sharded else []
+        if names and not entry.is_valid:
+            words = "moved into it before a repair, they may make it whole (DIR116)"
+            yield f"it holds {few(names)}, which {entry.name} lacks: {words}"
 
 
 def _why_aside(entry: Entry, kept: Kept | None) -> str:

@@ -168,3 +168,43 @@ def test_remedies_are_quoted_for_a_shell(run: Path) -> None:
     (odd / "latest.json").unlink()
     quoted = str(odd).replace("'", "'\"'\"'")
     assert the_finding(odd).remedy == f"ckpttool fix-pointer '{quoted}'"
+
+
+@pytest.mark.parametrize(
+    ("others", "severity", "steps"),
+    [
+        ({}, None, []),
+        ({"latest": "global_step6\n"}, "info", [6, 6]),
+        ({"latest": "global_step20"}, "warning", [6, 20]),
+        ({"latest_checkpointed_iteration.txt": " 10\r\n"}, "warning", [6, 10]),
+        ({"latest_checkpointed_iteration.txt": "release"}, "warning", [6, None]),
+        ({"latest": "step_000000000006", "last_checkpoint": "model_0000006.pth"}, "info", [6] * 3),
+        ({"latest": ""}, "warning", [6, None]),
+    ],
+)
+def test_pointers_side_by_side(
+    run: Path, others: dict[str, str], severity: str | None, steps: list[int | None]
+) -> None:
+    for other, content in others.items():
+        (run / other).write_text(content)
+    found = [finding for finding in verify(run).findings if finding.id == "PTR111"]
+    assert [finding.severity.value for finding in found] == ([severity] if severity else [])
+    for finding in found:
+        assert sorted(one["step"] or -1 for one in finding.facts["pointers"]) == sorted(
+            step or -1 for step in steps
+        )
+
+
+def test_a_link_beside_the_pointer_counts_and_is_not_followed(run: Path) -> None:
+    (run / "latest").symlink_to("step_000000000004.pt")
+    (found,) = [finding for finding in verify(run).findings if finding.id == "PTR111"]
+    assert [one["step"] for one in found.facts["pointers"]] == [6, 4]
+
+
+def test_two_foreign_pointers_without_ours(run: Path) -> None:
+    (run / "latest.json").unlink()
+    (run / "latest").write_text("global_step20")
+    (run / "latest_checkpointed_iteration.txt").write_text("10")
+    (found,) = [finding for finding in verify(run).findings if finding.id == "PTR111"]
+    assert found.severity.value == "warning"
+    assert {one["step"] for one in found.facts["pointers"]} == {10, 20}

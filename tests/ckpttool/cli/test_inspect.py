@@ -195,7 +195,9 @@ def test_file_page() -> None:
     assert facts["rng"] == "python, numpy, torch"
     assert facts["role"] == "worker, node w2"
     assert facts["steps"] == "local 6, global -1"
-    assert facts["pending upload"] == "step 2 on outer step -1, generation 0, 30.6 KiB"
+    pending = "step 2 on outer step -1, generation 0, 30.6 KiB"
+    assert facts["pending upload"] == f"{pending} (delta 15.3 KiB, target_state 15.3 KiB)"
+    assert facts["boundaries"] == "last dispatched 2, last skipped 6"
     assert facts["outer state"] == "none"
     assert "  coordinator  dict              36  45.9 KiB" in done.stdout.splitlines()
     assert facts["benign"].startswith("numpy.dtype")

@@ -14,8 +14,8 @@ from ckpttool.model.coordinator_state import coordinator_facts
 from tests.trainer_core.diloco.nodes import Node, memory, replay, run
 from trainer_core.diloco import DumbDiLoCoCoordinator, Store
 from trainer_core.diloco.commits import CommitLog
-from trainer_core.diloco.mastering import HubError
 from trainer_core.diloco.fingerprint import is_float
+from trainer_core.diloco.mastering import HubError
 from trainer_core.diloco.state import StateError
 
 SEED_RUNS = Path(__file__).parents[3] / "fixtures" / "corpus" / "seed-runs"

@@ -1,0 +1,323 @@
+"""SHD: sharded steps, directories that `torch.distributed.checkpoint` wrote.
+
+What is wrong within one archive of a shard is said as of any file (FIL, TRU); here is what is wrong
+with the parts as they fit each other. Each check turns the anomalies with its codes into findings.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from ckpttool.checks.base import Check, few, plural
+from ckpttool.findings import Finding, Place, Severity
+from ckpttool.model.sharded import TRAINER_NAME
+from ckpttool.model.sharded_listing import METADATA_NAME
+
+if TYPE_CHECKING:
+    from ckpttool.formats.anomaly import Anomaly
+
+_RESUME_EARLIER = "resume from another step, or copy this one again from its source"
+_MOST_FINDINGS = 50
+_MOST_NAMES = 1000
+
+
+class ShardedSubject:
+    """A sharded step that has been looked at: its path, and all that was noticed.
+
+    `codes` are those of the anomalies that became errors.
+    """
+
+    __slots__ = ("anomalies", "path")
+
+    def __init__(self, path: str, anomalies: list[Anomaly]) -> None:
+        self.path = path
+        self.anomalies = anomalies
+
+    def seen(self, *codes: str) -> Iterator[Anomaly]:
+        """The anomalies with these codes."""
+        return (anomaly for anomaly in self.anomalies if anomaly.code in codes)
+
+
+class ShardedCheck(Check):
+    """A check that turns the anomalies with `codes` into findings, one each."""
+
+    codes: tuple[str, ...] = ()
+    remedy: str | None = _RESUME_EARLIER
+
+    @classmethod
+    def look(cls, subject: ShardedSubject) -> Iterator[Finding]:
+        """The findings of this kind in a sharded step."""
+        seen = list(subject.seen(*cls.codes))
+        for anomaly in seen[:_MOST_FINDINGS]:
+            yield cls.judge(subject, anomaly)
+        if len(seen) > _MOST_FINDINGS:
+            more = len(seen) - _MOST_FINDINGS
+            words = f"the same {more:,} times more"
+            yield cls.finding(Place(subject.path), words, cls.remedy, more=more)
+
+    @classmethod
+    def judge(cls, subject: ShardedSubject, anomaly: Anomaly) -> Finding:
+        """The finding for one anomaly, at the file that is concerned."""
+        facts = {key: _plain(value) for key, value in anomaly.facts.items() if key != "names"}
+        place = cls.place(subject, anomaly)
+        return cls.finding(place, cls.words(anomaly), cls.remedy, **facts)
+
+    @classmethod
+    def place(cls, subject: ShardedSubject, anomaly: Anomaly) -> Place:
+        """The file, and the tensors that are touched."""
+        names = tuple(anomaly.facts.get("names", ()))[:_MOST_NAMES]
+        name = anomaly.record or cls.default_file()
+        return Place(os.path.join(subject.path, name) if name else subject.path, tensors=names)
+
+    @classmethod
+    def default_file(cls) -> str:
+        """The file that is meant where the anomaly names none; empty for the directory."""
+        return ""
+
+    @classmethod
+    def words(cls, anomaly: Anomaly) -> str:
+        """The sentence for one anomaly."""
+        return str(anomaly.facts["problem"])
+
+
+def _plain(value: Any) -> Any:
+    return list(value)[:_MOST_NAMES] if isinstance(value, (list, tuple)) else value
+
+
+class MetadataMissing(ShardedCheck):
+    id = "SHD101"
+    codes = ("sharded-metadata-missing",)
+    title = "A sharded step has no metadata"
+    meaning = (
+        "A directory of shards lacks `.metadata`, which is written last: its writer was killed, or"
+        " the copy did not bring it along. The step is incomplete."
+    )
+    why = "Nothing says which tensors there are and where; a run must not resume from it."
+    mends = "Nothing, without that file; `ckpttool repair` sets the step aside."
+
+    @classmethod
+    def words(cls, anomaly: Anomaly) -> str:
+        count = plural(int(anomaly.facts["shards"]), "shard")
+        return f"{METADATA_NAME} is missing beside {count}: the step is incomplete"
+
+
+class MetadataMalformed(ShardedCheck):
+    id = "SHD102"
+    codes = ("sharded-metadata-malformed",)
+    title = "The metadata of a sharded step makes no sense"
+    meaning = (
+        "`.metadata` is not the pickle of torch's `Metadata`, or contradicts itself: a piece"
+        " without a place, a place without a piece, two entries for the same bytes."
+    )
+    why = "torch refuses it, or loads bytes into the wrong tensors."
+    mends = "Resume from another step."
+
+    @classmethod
+    def default_file(cls) -> str:
+        return METADATA_NAME
+
+
+class ShardMissing(ShardedCheck):
+    id = "SHD103"
+    codes = ("sharded-shard-missing",)
+    title = "A shard is missing"
+    meaning = "`.metadata` names a file that is not there."
+    why = "Loading fails, or goes on with weights that nobody has set."
+    mends = "Bring the file back from where the step was copied from, or resume from another step."
+
+    @classmethod
+    def words(cls, anomaly: Anomaly) -> str:
+        count = plural(len(anomaly.facts["names"]), "tensor or object", "tensors and objects")
+        return f"the shard is missing; {count} lie in it"
+
+    @classmethod
+    def judge(cls, subject: ShardedSubject, anomaly: Anomaly) -> Finding:
+        """Counted rather than listed: a shard holds a part of nearly everything."""
+        finding = super().judge(subject, anomaly)
+        finding.facts["names"] = list(anomaly.facts["names"])[:_MOST_NAMES]
+        finding.place.tensors = ()
+        return finding
+
+
+class ShardShort(ShardedCheck):
+    id = "SHD104"
+    codes = ("sharded-shard-short",)
+    title = "A shard is cut"
+    meaning = "A shard ends before the last of what `.metadata` says lies in it."
+    why = "The process died, the disk was full, or the copy did not finish."
+    mends = "Copy the shard again from its source, or resume from another step."
+
+    @classmethod
+    def words(cls, anomaly: Anomaly) -> str:
+        facts = anomaly.facts
+        return f"the shard has {facts['size']:,} bytes, and {facts['needed']:,} are needed"
+
+
+class UnsafePath(ShardedCheck):
+    id = "SHD105"
+    codes = ("sharded-unsafe-path",)
+    title = "The metadata names a file elsewhere"
+    meaning = (
+        "A `relative_path` in `.metadata` is absolute, has separators or `..`, or names a link or a"
+        " directory. It is not followed."
+    )
+    why = "Following it would load a file that somebody placed elsewhere."
+    mends = "Do not load it. Find out who wrote it; resume from another step."
+    remedy = "do not load it; find out who wrote it"
+
+    @classmethod
+    def default_file(cls) -> str:
+        return METADATA_NAME
+
+    @classmethod
+    def words(cls, anomaly: Anomaly) -> str:
+        file = str(anomaly.facts["file"])[:120]
+        if anomaly.facts.get("odd"):
+            return f"{file} is not a regular file, and is not followed"
+        return f'it names "{file}", which is no plain name of a file beside it: not followed'
+
+
+class ItemDiffers(ShardedCheck):
+    id = "SHD106"
+    codes = ("sharded-item-differs",)
+    title = "A shard does not hold what the metadata says"
+    meaning = (
+        "An archive in a shard holds no tensor, or one of another dtype or shape than `.metadata`"
+        " says, or has fewer bytes than its values take."
+    )
+    why = "The shard and the metadata are of two different saves, or one of them is damaged."
+    mends = "Bring back the files of one save, or resume from another step."
+
+
+class CoverageWrong(ShardedCheck):
+    id = "SHD107"
+    codes = ("sharded-coverage",)
+    title = "The pieces of a tensor do not cover it"
+    meaning = "The pieces leave out elements of a tensor, overlap, or lie outside of its shape."
+    why = "Elements that no piece covers keep whatever was in memory before."
+    mends = "Resume from another step."
+
+    @classmethod
+    def default_file(cls) -> str:
+        return METADATA_NAME
+
+
+class StaleFile(ShardedCheck):
+    id = "SHD108"
+    severity = Severity.WARNING
+    codes = ("sharded-stale",)
+    title = "A file that is no part of the step"
+    meaning = (
+        "A shard that `.metadata` does not name, or the file of a rank that the run did not have:"
+        " left over from an earlier save with more processes."
+    )
+    why = "A loader that takes every shard it finds mixes two saves."
+    mends = "Remove it, once you know that nothing needs it."
+    remedy = None
+
+    @classmethod
+    def words(cls, anomaly: Anomaly) -> str:
+        if "world_size" in anomaly.facts:
+            return f"is of a rank beyond the {anomaly.facts['world_size']:,} of the run"
+        return "the metadata does not name this shard: it is a leftover"
+
+
+class TrainingStateWrong(ShardedCheck):
+    id = "SHD109"
+    codes = ("sharded-trainer-missing", "sharded-trainer-differs")
+    title = "The training state beside the shards is missing or differs"
+    meaning = (
+        "`trainer.pt` is not there, or does not say that its tensors are in the shards, or names"
+        " files that are missing."
+    )
+    why = "Without it nobody knows the step, the counters, the schedule or the random numbers."
+    mends = "Copy it again from its source, or resume from another step."
+
+    @classmethod
+    def default_file(cls) -> str:
+        return TRAINER_NAME
+
+
+class RankFileWrong(ShardedCheck):
+    id = "SHD110"
+    codes = ("sharded-rank-missing", "sharded-rank-differs")
+    title = "The files of the ranks are not as they should be"
+    meaning = (
+        "`rank_<5 digits>.pt` is missing for a rank of the run, or holds another rank, world size"
+        " or step than it should."
+    )
+    why = "That rank draws other random numbers, and goes on elsewhere in the data."
+    mends = "Copy them again from their source, or resume from another step."
+
+    @classmethod
+    def words(cls, anomaly: Anomaly) -> str:
+        if anomaly.code == "sharded-rank-missing":
+            ranks = [str(rank) for rank in anomaly.facts["ranks"]]
+            of = anomaly.facts["world_size"]
+            return f"of {of:,} ranks, {len(ranks):,} have no file: {few(ranks)}"
+        return super().words(anomaly)
+
+
+class Transformed(ShardedCheck):
+    id = "SHD111"
+    severity = Severity.WARNING
+    codes = ("sharded-transformed",)
+    title = "A shard is stored in a way that is not read here"
+    meaning = (
+        "Entries of a shard went through a transformation (compression, encryption), or are not"
+        " archives of torch's but safetensors. Their content could not be checked."
+    )
+    why = "What could not be checked is not called good."
+    mends = "Load it with torch to find out, or save with the default writer."
+    remedy = "load it with torch to find out whether it is whole"
+
+    @classmethod
+    def words(cls, anomaly: Anomaly) -> str:
+        count = plural(int(anomaly.facts["count"]), "entry", "entries")
+        return f"{count} could not be checked: stored as {anomaly.facts['stored_as']}"
+
+
+class Unclaimed(ShardedCheck):
+    id = "SHD112"
+    severity = Severity.WARNING
+    codes = ("sharded-unclaimed",)
+    title = "A shard has bytes that the metadata does not name"
+    meaning = "There are bytes between or behind the entries of a shard."
+    why = "The shard was written over by another save, or something was appended to it."
+    mends = "Nothing has to be done if every entry is intact: nobody reads these bytes."
+    remedy = None
+
+    @classmethod
+    def words(cls, anomaly: Anomaly) -> str:
+        return f"{anomaly.facts['length']:,} bytes of it belong to nothing that the metadata names"
+
+
+def missing_files(finding: Finding) -> list[str]:
+    """The names of the files whose absence a finding states."""
+    if finding.id == ShardMissing.id:
+        return [os.path.basename(finding.place.path)]
+    if finding.id == MetadataMissing.id:
+        return [METADATA_NAME]
+    if finding.id == TrainingStateWrong.id:
+        return [TRAINER_NAME]
+    if finding.id == RankFileWrong.id:
+        return [f"rank_{rank:05d}.pt" for rank in finding.facts.get("ranks", ())]
+    return []
+
+
+CHECKS: tuple[type[ShardedCheck], ...] = (
+    MetadataMissing,
+    MetadataMalformed,
+    ShardMissing,
+    ShardShort,
+    UnsafePath,
+    ItemDiffers,
+    CoverageWrong,
+    StaleFile,
+    TrainingStateWrong,
+    RankFileWrong,
+    Transformed,
+    Unclaimed,
+)

@@ -1,0 +1,185 @@
+"""The entries of a shard, each an archive of torch's: opened where it lies, and read once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckpttool.checks import container as container_checks
+from ckpttool.checks import trust as trust_checks
+from ckpttool.checks.base import FileSubject
+from ckpttool.errors import UnreadableError
+from ckpttool.findings import Place
+from ckpttool.formats.anomaly import Anomaly
+from ckpttool.formats.values import TensorValue
+from ckpttool.io.reading import FileReader, WindowReader
+from ckpttool.model.checkpoint import Checkpoint
+from ckpttool.model.inert import what
+from ckpttool.model.schema import TrainingFacts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckpttool.checks.examine import Depth
+    from ckpttool.checks.measure import Meter, Workers
+    from ckpttool.findings import Finding
+    from ckpttool.model.sharded import ShardedStep
+    from ckpttool.model.sharded_metadata import Item, Piece, ShardedTensor
+
+_NOT_READ = frozenset(("safetensors",))
+_BATCH = 64
+
+
+class ItemSubject(FileSubject):
+    """One entry of a shard. Places in it are the shard's, and name the entry."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, path: str, checkpoint: Checkpoint, name: str) -> None:
+        super().__init__(path, checkpoint, TrainingFacts(None), None, 0)
+        self.name = name
+
+    def place(self, record: str | None = None, *, key: str | None = None) -> Place:
+        """A place in this entry."""
+        return Place(self.path, record=record, tensors=(self.name,), key=key)
+
+    def tensors_in(self, record: str) -> tuple[str, ...]:
+        """The entry itself: it is the only one in its archive."""
+        return (self.name,)
+
+
+def check_items(
+    sharded: ShardedStep, depth: Depth, workers: Workers
+) -> Iterator[Finding | Anomaly]:
+    """What is wrong with the entries of every shard that is there, as findings and anomalies."""
+    metadata = sharded.metadata
+    if metadata is None:
+        return
+    pieces = {
+        piece.item: (tensor, piece)
+        for tensor in metadata.tensors.values()
+        for piece in tensor.pieces
+        if piece.item is not None
+    }
+    for file, items in metadata.files().items():
+        if file in sharded.listed.sizes:
+            yield from _check_shard(sharded, file, items, pieces, depth, workers)
+
+
+def _check_shard(
+    sharded: ShardedStep,
+    file: str,
+    items: list[Item],
+    pieces: dict[Item, tuple[ShardedTensor, Piece]],
+    depth: Depth,
+    workers: Workers,
+) -> Iterator[Finding | Anomaly]:
+    path = sharded.file(file)
+    try:
+        reader = FileReader(path)
+    except UnreadableError as error:
+        yield container_checks.Unreadable.at(path, error.reason)
+        return
+    with reader:
+        whole = [item for item in items if item.stop <= reader.size and not item.transforms]
+        yield from _transformed(file, items)
+        batches = [whole[start : start + _BATCH] for start in range(0, len(whole), _BATCH)]
+
+        def work(batch: list[Item]) -> list[Finding | Anomaly]:
+            found: list[Finding | Anomaly] = []
+            for item in batch:
+                found += _check_item(reader, item, pieces.get(item), depth, workers.meter)
+            return found
+
+        total = sum(item.length for item in whole)
+        other = 0
+        for found in workers.map(work, batches, total):
+            for one in found:
+                if isinstance(one, Anomaly) and one.code == "sharded-transformed":
+                    other += 1
+                else:
+                    yield one
+        if other:
+            yield Anomaly("sharded-transformed", file, count=other, stored_as="safetensors")
+        if reader.changed():
+            words = "the shard changed or was replaced while it was read"
+            yield container_checks.ChangedWhileRead.finding(Place(path), words, "verify again")
+
+
+def _transformed(file: str, items: list[Item]) -> Iterator[Anomaly]:
+    kinds: dict[tuple[str, ...], int] = {}
+    for item in items:
+        if item.transforms:
+            kinds[item.transforms] = kinds.get(item.transforms, 0) + 1
+    for transforms, count in kinds.items():
+        yield Anomaly("sharded-transformed", file, count=count, stored_as=", ".join(transforms))
+
+
+def _check_item(
+    reader: FileReader,
+    item: Item,
+    described: tuple[ShardedTensor, Piece] | None,
+    depth: Depth,
+    meter: Meter,
+) -> list[Finding | Anomaly]:
+    from ckpttool.checks.hidden_pickles import hidden_pickles
+    from ckpttool.checks.measure import check_each_record
+
+    window = WindowReader(reader, item.offset, item.length)
+    checkpoint = Checkpoint(reader.path, window, depth.limits)
+    if checkpoint.kind in _NOT_READ:
+        return [Anomaly("sharded-transformed", item.file)]
+    subject = ItemSubject(reader.path, checkpoint, item.name)
+    subject.anomalies.extend(checkpoint.anomalies)
+    container = checkpoint.container
+    if container is not None:
+        subject.anomalies.extend(container.check_structure())
+        subject.anomalies.extend(hidden_pickles(checkpoint))
+        subject.anomalies.extend(check_each_record(container, meter))
+    if depth.finite and container is not None:
+        subject.anomalies.extend(_values(checkpoint))
+    findings: list[Finding | Anomaly] = list(_look(subject))
+    if problem := _difference(checkpoint, described):
+        facts = {"names": (item.name,), "problem": problem}
+        findings.append(Anomaly("sharded-item-differs", item.file, **facts))
+    return findings
+
+
+def _values(checkpoint: Checkpoint) -> Iterator[Anomaly]:
+    from ckpttool.checks.measure import Meter, Workers
+    from ckpttool.checks.values import count_values
+
+    with Workers(1, Meter(0, None)) as alone:  # this runs in a thread of the pool already
+        yield from count_values(checkpoint, alone)
+
+
+def _look(subject: ItemSubject) -> Iterator[Finding]:
+    for family in (container_checks.CHECKS, trust_checks.CHECKS):
+        for check in family:
+            yield from check.look(subject)
+    if any(subject.seen("values-nan", "values-infinite")):
+        from ckpttool.checks.values import CHECKS
+
+        for value_check in CHECKS:
+            for finding in value_check.look(subject):
+                finding.place = subject.place()
+                yield finding
+
+
+def _difference(
+    checkpoint: Checkpoint, described: tuple[ShardedTensor, Piece] | None
+) -> str | None:
+    """How an entry's content is not what the metadata says of it, in words; None if it is."""
+    if checkpoint.container is None or not checkpoint.container.entries:
+        return f"where it should lie is {checkpoint.words}, no archive of torch's"
+    if described is None or not checkpoint.readable:
+        return None
+    tensor, piece = described
+    held = checkpoint.tree
+    if not isinstance(held, TensorValue):
+        return f"the shard holds {what(held)} where this tensor should be"
+    if held.dtype != tensor.dtype:
+        return f"the shard holds it as {held.dtype}, the metadata says {tensor.dtype}"
+    if held.shape != piece.sizes:
+        shape = None if held.shape is None else list(held.shape)
+        return f"the shard holds a piece of shape {shape}, the metadata says {list(piece.sizes)}"
+    return None

@@ -1,0 +1,362 @@
+"""Sharded steps, healthy and damaged: what `verify` says of each."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckpttool.checks.verify import Report, verify
+from tests.corrupt import append, corrupt, cut_end, flip_bit, zero_range
+
+FOUR = "step_000000000004"
+# Entries of the stored shards, by arithmetic in model/test_sharded.py: `model.block.linear.weight`
+# of rank 0 begins at 1,833 and has 1,705 bytes.
+WEIGHT_AT, WEIGHT_BYTES = 1833, 1705
+
+
+@pytest.fixture
+def step(fixtures: Path, tmp_path: Path) -> Path:
+    """A healthy sharded step of two ranks, in a run's directory of its own."""
+    return Path(shutil.copytree(fixtures / "sharded" / FOUR, tmp_path / FOUR))
+
+
+def ids(report: Report) -> set[str]:
+    return {finding.id for finding in report.findings}
+
+
+def state(report: Report) -> str:
+    (verdict,) = report.files
+    return verdict.state
+
+
+def shard(step: Path, rank: int = 0) -> Path:
+    return step / f"__{rank}_0.distcp"
+
+
+def change_metadata(step: Path, change: Callable[[Any], None]) -> None:
+    """Lets torch's own classes read `.metadata` of our own fixture, changes it, and writes it."""
+    path = step / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    change(metadata)
+    path.write_bytes(pickle.dumps(metadata, 4))
+
+
+def test_a_healthy_step_is_valid_by_its_name_and_intact_by_another(step: Path) -> None:
+    report = verify(step)
+    assert (state(report), ids(report), report.newest_valid) == ("valid", set(), 4)
+    assert report.files[0].checksums == "checked"
+    assert report.files[0].size == sum(path.stat().st_size for path in step.iterdir())
+    other = step.rename(step.with_name("my checkpoint"))
+    assert (state(verify(other)), ids(verify(other))) == ("intact", set())
+    assert state(verify(f"{other}/")) == "intact"
+    assert verify(other, finite=True).files[0].state == "intact"
+
+
+def test_a_quick_look_opens_no_shard(step: Path) -> None:
+    for rank in (0, 1):
+        shard(step, rank).write_bytes(bytes(shard(step, rank).stat().st_size))
+    report = verify(step, quick=True)
+    assert (state(report), ids(report)) == ("valid", set())
+    assert state(verify(step)) == "damaged"
+
+
+def _flip_weight(step: Path) -> None:
+    data = shard(step).read_bytes()[WEIGHT_AT : WEIGHT_AT + WEIGHT_BYTES]
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        info = next(i for i in archive.infolist() if i.filename.endswith("data/0"))
+        content = archive.read(info)
+    place = shard(step).read_bytes().index(content, WEIGHT_AT)
+    corrupt(shard(step), flip_bit, place + 21, 3)
+
+
+def _swap_shards(step: Path) -> None:
+    one, other = shard(step).read_bytes(), shard(step, 1).read_bytes()
+    shard(step).write_bytes(other)
+    shard(step, 1).write_bytes(one)
+
+
+def _swap_ranks(step: Path) -> None:
+    one, other = step / "rank_00000.pt", step / "rank_00001.pt"
+    one.rename(step / "away")
+    other.rename(one)
+    (step / "away").rename(other)
+
+
+def _link_shard(step: Path) -> None:
+    shard(step).rename(step.parent / "elsewhere")
+    shard(step).symlink_to(step.parent / "elsewhere")
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str, set[str]]] = {
+    "metadata missing": (lambda s: (s / ".metadata").unlink(), "incomplete", {"SHD101"}),
+    "metadata empty": (lambda s: (s / ".metadata").write_bytes(b""), "damaged", {"FIL102"}),
+    "metadata zeros": (
+        lambda s: corrupt(s / ".metadata", zero_range, 0, 5176),
+        "damaged",
+        {"FIL103"},
+    ),
+    "metadata cut": (lambda s: corrupt(s / ".metadata", cut_end, 900), "damaged", {"FIL123"}),
+    "metadata is something else": (
+        lambda s: (s / ".metadata").write_bytes(pickle.dumps({"a": 1})),
+        "damaged",
+        {"SHD102"},
+    ),
+    "shard missing": (lambda s: shard(s, 1).unlink(), "incomplete", {"SHD103"}),
+    "shard empty": (lambda s: shard(s, 1).write_bytes(b""), "damaged", {"SHD104"}),
+    "shard cut": (lambda s: corrupt(shard(s, 1), cut_end, 100), "damaged", {"SHD104"}),
+    "shard longer": (lambda s: corrupt(shard(s), append, b"x" * 9), "valid", {"SHD112"}),
+    "a bit of a weight": (_flip_weight, "damaged", {"FIL109"}),
+    "an entry zeroed": (
+        lambda s: corrupt(shard(s), zero_range, WEIGHT_AT, WEIGHT_BYTES),
+        "damaged",
+        {"SHD106"},
+    ),
+    "shards swapped": (_swap_shards, "damaged", {"SHD104", "SHD106", "SHD112"}),
+    "a stale shard": (
+        lambda s: shutil.copy(shard(s, 1), shard(s, 2)),
+        "valid",
+        {"SHD108"},
+    ),
+    "a shard is a link": (_link_shard, "damaged", {"SHD105"}),
+    "trainer.pt missing": (lambda s: (s / "trainer.pt").unlink(), "incomplete", {"SHD109"}),
+    "trainer.pt cut": (lambda s: corrupt(s / "trainer.pt", cut_end, 500), "damaged", set()),
+    "a rank missing": (lambda s: (s / "rank_00001.pt").unlink(), "incomplete", {"SHD110"}),
+    "ranks swapped": (_swap_ranks, "damaged", {"SHD110"}),
+    "a rank cut": (lambda s: corrupt(s / "rank_00001.pt", cut_end, 500), "damaged", set()),
+    "a rank too many": (
+        lambda s: shutil.copy(s / "rank_00001.pt", s / "rank_00002.pt"),
+        "valid",
+        {"SHD108"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(DAMAGE))
+def test_each_damage_is_found(step: Path, name: str) -> None:
+    damage, expected, found = DAMAGE[name]
+    damage(step)
+    report = verify(step)
+    assert state(report) == expected
+    assert found <= ids(report)
+    if found:
+        assert not {id for id in ids(report) if id.startswith("SHD")} - found
+    else:  # said as of any file
+        assert {"FIL105"} <= ids(report)
+    assert (report.newest_valid == 4) == (expected == "valid")
+
+
+def test_another_name_says_that_the_step_is_another(step: Path) -> None:
+    renamed = step.rename(step.with_name("step_000000000005"))
+    report = verify(renamed)
+    assert state(report) == "wrong-step"
+    assert ids(report) == {"SCH102"}
+
+
+def _rename_shard(name: str) -> Callable[[Any], None]:
+    def change(metadata: Any) -> None:
+        for place in metadata.storage_data.values():
+            if place.relative_path == "__1_0.distcp":
+                place.relative_path = name
+
+    return change
+
+
+def _chunk(metadata: Any, name: str, number: int) -> Any:
+    return metadata.state_dict_metadata[name].chunks[number]
+
+
+def _drop_chunk(metadata: Any) -> None:
+    gone = metadata.state_dict_metadata["model.embed.weight"].chunks.pop()
+    index = next(
+        i
+        for i in metadata.storage_data
+        if (i.fqn, i.offset) == ("model.embed.weight", gone.offsets)
+    )
+    del metadata.storage_data[index]
+
+
+def _other_dtype(metadata: Any) -> None:
+    import torch
+
+    metadata.state_dict_metadata["model.steps"].properties.dtype = torch.float64
+
+
+def _other_shape(metadata: Any) -> None:
+    """Both pieces of [4, 8] become [2, 16] of a tensor [4, 16], with the same bytes."""
+    import torch
+
+    entry = metadata.state_dict_metadata["model.block.linear.weight"]
+    entry.size = torch.Size((4, 16))
+    places = {
+        index.offset: index
+        for index in metadata.storage_data
+        if index.fqn.endswith("model.block.linear.weight")
+    }
+    for chunk in entry.chunks:
+        index = places[chunk.offsets]
+        place = metadata.storage_data.pop(index)
+        chunk.sizes = torch.Size((2, 16))
+        chunk.offsets = torch.Size((chunk.offsets[0] // 2, 0))
+        object.__setattr__(index, "offset", chunk.offsets)
+        metadata.storage_data[index] = place
+
+
+def _zero_bytes(metadata: Any) -> None:
+    for index, place in metadata.storage_data.items():
+        if index.fqn == "model.steps":
+            place.length = 0
+
+
+def _lose_place(metadata: Any) -> None:
+    metadata.storage_data = {
+        index: place for index, place in metadata.storage_data.items() if index.fqn != "model.steps"
+    }
+
+
+def _transform(metadata: Any) -> None:
+    for place in metadata.storage_data.values():
+        place.transform_descriptors = ["zstd"]
+
+
+CHANGED: dict[str, tuple[Callable[[Any], None], str, set[str]]] = {
+    "an absolute path": (_rename_shard("/etc/passwd"), "damaged", {"SHD105", "SHD108"}),
+    "a path that leads out": (_rename_shard("../../x.bin"), "damaged", {"SHD105", "SHD108"}),
+    "a path below": (_rename_shard("more/__1_0.distcp"), "damaged", {"SHD105", "SHD108"}),
+    "backslashes": (_rename_shard("..\\x"), "damaged", {"SHD105", "SHD108"}),
+    "a piece left out": (_drop_chunk, "damaged", {"SHD107", "SHD112"}),
+    "another dtype": (_other_dtype, "damaged", {"SHD106"}),
+    "another shape": (_other_shape, "damaged", {"SHD106"}),
+    "no bytes for a number": (_zero_bytes, "damaged", {"SHD106", "SHD112"}),
+    "no place for a tensor": (_lose_place, "damaged", {"SHD102", "SHD112"}),
+    "compressed": (_transform, "unreadable", {"SHD111"}),
+}
+
+
+@pytest.mark.parametrize("name", list(CHANGED))
+def test_metadata_that_says_something_else(step: Path, name: str) -> None:
+    change, expected, found = CHANGED[name]
+    change_metadata(step, change)
+    report = verify(step)
+    assert (state(report), ids(report)) == (expected, found)
+    assert report.could_not_check == (expected == "unreadable")
+
+
+def test_metadata_that_runs_code_is_dangerous_and_never_run(step: Path, tmp_path: Path) -> None:
+    class Payload:
+        def __reduce__(self) -> Any:
+            return os.system, (f"touch {tmp_path}/ran",)
+
+    change_metadata(step, lambda metadata: setattr(metadata, "planner_data", Payload()))
+    for quick in (True, False):
+        report = verify(step, quick=quick)
+        assert (state(report), ids(report)) == ("dangerous", {"TRU101"})
+    assert not (tmp_path / "ran").exists()
+
+
+def test_an_entry_that_runs_code_is_dangerous(step: Path, tmp_path: Path) -> None:
+    """The object `optimizer.param_groups.0.lr` is the first entry of rank 1's shard."""
+    import torch
+
+    class Payload:
+        def __reduce__(self) -> Any:
+            return os.system, (f"touch {tmp_path}/ran",)
+
+    evil = io.BytesIO()
+    torch.save(Payload(), evil)
+    data = shard(step, 1).read_bytes()
+    shard(step, 1).write_bytes(data + evil.getvalue())
+
+    def point(metadata: Any) -> None:
+        for index, place in metadata.storage_data.items():
+            if index.fqn == "optimizer.param_groups.0.lr":
+                place.offset, place.length = len(data), len(evil.getvalue())
+
+    change_metadata(step, point)
+    report = verify(step)
+    assert state(report) == "dangerous"
+    (found,) = [finding for finding in report.findings if finding.id == "TRU101"]
+    assert found.place.path == str(shard(step, 1))
+    assert found.place.tensors == ("optimizer.param_groups.0.lr",)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_newer_pickle_protocol_and_slots_read_the_same(step: Path) -> None:
+    path = step / ".metadata"
+    path.write_bytes(pickle.dumps(pickle.loads(path.read_bytes()), 5))
+    assert (state(verify(step)), ids(verify(step))) == ("valid", set())
+
+
+def test_a_directory_with_both_kinds(fixtures: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(fixtures / "sharded", run)
+    shutil.copy(fixtures / "healthy" / "step_000000000006.pt", run)
+    report = verify(run)
+    assert [(file.step, file.state) for file in report.files] == [
+        (2, "valid"),
+        (4, "valid"),
+        (6, "valid"),
+    ]
+    assert report.newest_valid_path == str(run / "step_000000000006.pt")
+    assert "PTR104" in ids(report)
+    shutil.copy(fixtures / "healthy" / "step_000000000004.pt", run)
+    assert "DIR106" in ids(verify(run))
+
+
+def test_the_pointer_records_the_metadata(fixtures: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(fixtures / "sharded", run)
+    assert ids(verify(run)) == set()
+    change_metadata(run / FOUR, lambda metadata: setattr(metadata, "version", "1.0.1"))
+    report = verify(run)
+    assert {"PTR109"} <= ids(report)
+    assert report.files[-1].state == "not-as-recorded"
+    assert report.newest_valid == 2
+
+
+@pytest.mark.parametrize(
+    "file", ["step_000000000004/", "./step_000000000004", "../run/step_000000000004", "step_4"]
+)
+def test_a_pointer_names_a_sharded_step_plainly_or_is_not_followed(
+    fixtures: Path, tmp_path: Path, file: str
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(fixtures / "sharded", run)
+    (run / "latest.json").write_text(f'{{"step": 4, "file": "{file}"}}')
+    assert ids(verify(run)) == {"PTR103"}
+
+
+def test_a_pointer_to_a_link_is_not_followed(fixtures: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(fixtures / "sharded", run)
+    (run / FOUR).rename(tmp_path / "elsewhere")
+    (run / FOUR).symlink_to(tmp_path / "elsewhere")
+    report = verify(run)
+    assert {"PTR103", "DIR108"} <= ids(report)
+    assert [file.step for file in report.files] == [2]
+
+
+def test_the_leftover_that_has_what_the_step_lacks_is_named(fixtures: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(fixtures / "sharded-damaged", tmp_path / "run"))
+    report = verify(run)
+    (found,) = [finding for finding in report.findings if finding.id == "DIR116"]
+    assert found.facts["files"] == ["__1_0.distcp"]
+    assert found.remedy is not None
+    subprocess.run(["sh", "-c", found.remedy], check=True)
+    assert {file.step: file.state for file in verify(run).files}[4] == "valid"
+
+
+def test_torch_free(step: Path) -> None:
+    """Nothing of it needs torch, nor imports what only values need."""
+    code = "import sys; from ckpttool.checks.verify import verify; r = verify(sys.argv[1]);"
+    code += "assert r.newest_valid == 4; assert not {'torch', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code, str(step)], check=True)

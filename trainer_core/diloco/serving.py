@@ -1,0 +1,132 @@
+"""A master that does not train: applies what nodes deliver to a Hub that has a global model.
+
+It needs no model code: names and shapes come from the newest commit's weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from trainer_core.diloco.commits import Commit, CommitLog
+from trainer_core.diloco.errors import DiLoCoError, PassingError
+from trainer_core.diloco.fingerprint import Spec
+from trainer_core.diloco.lease import Keeper, Lease
+from trainer_core.diloco.master import Master
+from trainer_core.diloco.names import check_node_id
+from trainer_core.diloco.settings import Settings
+from trainer_core.diloco.store import Store
+from trainer_core.diloco.tensorfile import read_header
+
+logger = logging.getLogger(__name__)
+
+
+class Until(NamedTuple):
+    """When a service ends; None means never for this reason.
+
+    `rounds`: outer steps that it has made. `idle`: seconds without one; 0 means at the first look
+    that leaves nothing to be looked at again. `is_stopped`: asked between two looks.
+    """
+
+    rounds: int | None = None
+    idle: float | None = None
+    is_stopped: Callable[[], bool] = lambda: False
+
+
+class Service:
+    """One master on one store. `settings`: those of use to a master; see `settings_of`.
+
+    Takes the lease in the ordinary way when it is entered as a context: a living master makes it
+    raise LeaseError, unless `standby`. Gives it back at the end. Raises DiLoCoError where the Hub
+    has no global model yet, which only a node with a model can give it.
+    """
+
+    def __init__(self, store: Store, node_id: str, settings: Settings) -> None:
+        self.settings = settings
+        log = CommitLog(store, settings.lease_seconds)
+        node_id = check_node_id(node_id)
+        self._lease = Lease(store, node_id, uuid.uuid4().hex, settings.lease_seconds)
+        self._master = Master(store, node_id, spec_of(store), settings, self._lease, log)
+        self._keeper: Keeper | None = None
+
+    def __enter__(self) -> Service:
+        patience = self.settings.lease_seconds + self.settings.start_seconds
+        if self.settings.standby:
+            while not self._lease.attempt():
+                time.sleep(self.settings.poll_seconds)
+        elif not self._lease.attempt():
+            self._lease.acquire(patience)
+        self._master.open(None)
+        self._keeper = Keeper(self._lease, self.settings.lease_seconds)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._keeper is not None:
+            self._keeper.stop()
+        try:
+            self._lease.release()
+        except DiLoCoError as error:
+            logger.info("the lease was not given back: %s", error)
+
+    def run(self, until: Until, told: Callable[[Commit], None]) -> int:
+        """Makes outer steps until it is to end; `told` of each commit. Gives their number.
+
+        A store that fails for a passing reason is waited for. Raises LeaseError where another
+        master has taken over, PermanentError.
+        """
+        made, since = 0, time.monotonic()
+        while not until.is_stopped():
+            commit = self._look()
+            if commit is not None:
+                made, since = made + 1, time.monotonic()
+                told(commit)
+                if until.rounds is not None and made >= until.rounds:
+                    break
+                continue
+            is_settled = not self._master.is_waiting
+            waited = time.monotonic() - since
+            if until.idle is not None and is_settled and waited >= until.idle:
+                break
+            self._wait(until)
+        return made
+
+    def _look(self) -> Commit | None:
+        try:
+            return self._master.round()
+        except PassingError as error:
+            logger.warning("outer step failed, to be tried again: %s", error)
+            return None
+
+    def _wait(self, until: Until) -> None:
+        end = time.monotonic() + self.settings.poll_seconds
+        while not until.is_stopped() and (left := end - time.monotonic()) > 0:
+            time.sleep(min(0.2, left))
+
+
+def spec_of(store: Store) -> Spec:
+    """Names, shapes and kinds of the global model's tensors, from its file's header."""
+    commit = _newest(store)
+    spec = Spec(read_header(store, commit.model.name, commit.model.size).tensors)
+    if spec.fingerprint != commit.fingerprint:
+        words = f"{commit.model.name} has not the tensors of the fingerprint {commit.fingerprint}"
+        raise DiLoCoError(f"{words} that its commit gives")
+    return spec
+
+
+def settings_of(store: Store, **given: Any) -> Settings:
+    """The master's settings: as `given`; learning rate and momentum as in the newest commit."""
+    commit = _newest(store)
+    settings = Settings(outer_lr=commit.outer_lr, outer_momentum=commit.outer_momentum)
+    return dataclasses.replace(settings, **given)
+
+
+def _newest(store: Store) -> Commit:
+    commit = CommitLog(store).latest()
+    if commit is None:
+        words = f"{store.url} has no global model yet: a node with a model must be the first master"
+        raise DiLoCoError(words)
+    return commit
