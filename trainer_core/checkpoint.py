@@ -19,32 +19,22 @@ import logging
 import operator
 import os
 import time
-import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ckpttool.errors import UnreadableError
-from ckpttool.io.durable import copy_durably, make_directories, write_error
-from ckpttool.model.directory import CheckpointDirectory, scan
-from ckpttool.model.names import (
-    parse_step_directory_name,
-    parse_step_name,
-    step_directory_name,
-    step_file_name,
-)
-from ckpttool.model.pointer import Pointer, read_pointer
+from ckpttool.model.names import step_directory_name, step_file_name
 from trainer_core.atomic import atomic_json_dump, atomic_torch_save
-from trainer_core.resuming.loading import RefusedFileError, TrustWarning, load_state
-from trainer_core.resuming.looking import look_at, say_if_replaced
-from trainer_core.saving.retention import Retention, delete, newest_first, sweep
+from trainer_core.resuming.loading import RefusedFileError, TrustWarning
+from trainer_core.resuming.stored_steps import CheckpointWarning, StoredSteps
+from trainer_core.saving.copying import copy_step
 from trainer_core.saving.saver import Policy, Saver, SaveWarning
-from trainer_core.site import commit
+from trainer_core.saving.tidying import Tidying
 from trainer_core.state import CheckpointError
 
 if TYPE_CHECKING:
-    from ckpttool.actions.newest import Judged
     from trainer_core.site.ranks import Site
 
 T = TypeVar("T")
@@ -61,10 +51,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
-
-
-class CheckpointWarning(UserWarning):
-    """Another checkpoint than the newest was loaded."""
 
 
 class CheckpointManager:
@@ -122,20 +108,16 @@ class CheckpointManager:
             raise ValueError(
                 f"save_every_seconds must be None or positive, not {save_every_seconds}"
             )
-        if operator.index(min_free) < 0:
-            raise ValueError(f"min_free must not be negative, but is {min_free}")
-        _one_of("when_busy", when_busy, "wait", "skip")
-        _one_of("on_error", on_error, "raise", "warn")
         self.directory = Path(directory)
         self.every_steps = every_steps
         self.save_every_seconds = save_every_seconds
         self.keep_last = keep_last
         self.enabled = enabled
-        if not lock_patience >= 0:
-            raise ValueError(f"lock_patience must not be negative, but is {lock_patience}")
         policy = Policy(durable, async_save, when_busy, on_error, min_free, lock_patience)
+        policy.check()
         self._saver = Saver(self.directory, policy, run_id)
-        self._retention = Retention()
+        self._tidying = Tidying(self._saver)
+        self._steps = StoredSteps(self.directory, self._tidying.retention.remember_good)
         self._saved_at = time.monotonic()
         self._site: Site | None = None
 
@@ -268,29 +250,24 @@ class CheckpointManager:
 
         Where there is none, but a sharded step, that one.
         """
-        name = step_file_name(operator.index(step))
-        self.led(lambda: self._point_to(step, self._name_that_is_there(name)))
+        self.led(lambda: self._point_to(step, self._name_that_is_there(operator.index(step))))
 
-    def _name_that_is_there(self, name: str) -> str:
-        sharded = name.removesuffix(".pt")
-        is_file = os.path.lexists(self.directory / name)
-        return sharded if not is_file and (self.directory / sharded).is_dir() else name
+    def _name_that_is_there(self, step: int) -> str:
+        file, sharded = step_file_name(step), step_directory_name(step)
+        is_file = os.path.lexists(self.directory / file)
+        return sharded if not is_file and (self.directory / sharded).is_dir() else file
 
     def _point_to(self, step: int, name: str) -> None:
         with self._saver.working:
             self._saver.point_to(step, name)
 
     def _after_file(self, step: int, path: Path) -> None:
-        self._retention.remember_good(path)
+        self._tidying.retention.remember_good(path)
         if self._site is None:
             self.point_to(step)
         else:  # rank 0 is here alone: nobody else is asked
             self._point_to(step, path.name)
-        for tidy in (lambda: self._drop_twin(path), lambda: self._sweep(step), self._prune):
-            try:
-                tidy()
-            except Exception as error:
-                logger.warning("%s: saved, but could not tidy up: %s", self.directory, error)
+        self._tidying.after(step, path, self.keep_last)
 
     def latest_path(self) -> Path | None:
         """The checkpoint to resume from: what the pointer names, else the highest step, else None.
@@ -300,7 +277,7 @@ class CheckpointManager:
         not followed, and a log warning says why. Nothing is opened but the pointer. Raises
         CheckpointError for a directory that cannot be read.
         """
-        return self.led(lambda: self._select()[1])
+        return self.led(lambda: self._steps.select()[1])
 
     def latest_valid_path(self) -> Path | None:
         """The highest step that proves valid, or None: intact, checksums too, and the right step.
@@ -308,7 +285,11 @@ class CheckpointManager:
         Reads files from the highest step down to the first valid one, and logs why those before it
         are not. Raises CheckpointError for a directory that cannot be read.
         """
-        return self.led(lambda: self._newest_valid()[0])
+        return self.led(self._newest_valid_path)
+
+    def _newest_valid_path(self) -> Path | None:
+        found = self._steps.newest_valid().found
+        return None if found is None else Path(found.file.path)
 
     def load_latest(
         self, *, fallback: bool = False, weights_only: bool = True
@@ -326,52 +307,16 @@ class CheckpointManager:
         The run that saved it becomes the one of this manager (see `claim`).
         """
         self._saver.settle()
+        load = partial(self._steps.load, fallback=fallback, weights_only=weights_only)
         if self._site is None:
-            state = self._load_latest(fallback, weights_only)
+            state = load()
         else:
-            state = self._load_together(self._site, fallback, weights_only)
+            from trainer_core.site.loading import load_together
+
+            state = load_together(self._site, load)
         if state is not None:
             self.resumed_from(state)
         return state
-
-    def _load_together(
-        self, site: Site, fallback: bool, weights_only: bool
-    ) -> dict[Any, Any] | None:
-        """Rank 0 decides and loads; the others get it from there, and look at no file."""
-        from trainer_core.site.sharded import ShardedState
-
-        found: list[dict[Any, Any] | None] = []
-
-        def load() -> str | None:
-            found.append(self._load_latest(fallback, weights_only))
-            return found[0].path if isinstance(found[0], ShardedState) else None
-
-        path = site.first(load)
-        state: dict[Any, Any] | None = site.share(found[0] if found else None)
-        return state if path is None or state is None else ShardedState(state, path)
-
-    def _load_latest(self, fallback: bool, weights_only: bool) -> dict[Any, Any] | None:
-        pointer, path = self._select()
-        if path is None:
-            return None
-        self._say_if_behind(path)
-        say_if_replaced(pointer, path)
-        if pointer.target is not None and pointer.step not in (None, pointer.file_step):
-            words = f"says step {pointer.step} and names {pointer.file}, another step's"
-            error, unusable = CheckpointError(f"{pointer.path}: {words}"), None
-        else:
-            try:
-                return self._load_checked(path, weights_only)
-            except RefusedFileError:
-                raise
-            except CheckpointError as problem:
-                error, unusable = problem, path
-        found, passed_over = self._newest_valid(but=unusable)
-        if found is None or not fallback:
-            raise CheckpointError(f"{error}. {self._advice(found, passed_over)}") from error
-        words = f"{error}. Loading {found.name} instead, the newest valid step."
-        warnings.warn(words, CheckpointWarning, stacklevel=3)
-        return _load_one(found, weights_only)
 
     def prune(self) -> list[Path]:
         """Deletes the oldest step files so that the `keep_last` newest stay; gives what it deleted.
@@ -385,19 +330,7 @@ class CheckpointManager:
         loaded are. With `keep_last=None` nothing is deleted. Files that are gone already don't
         matter. Raises OSError for one that can't be deleted, after the others.
         """
-        return self.led(self._prune)
-
-    def _prune(self) -> list[Path]:
-        with self._saver.working:
-            directory = self._scan()
-            if self.keep_last is None or directory is None:
-                return []
-            going = self._retention.choose(directory, self.keep_last, self._saver.owns())
-            try:
-                return delete(going)
-            finally:
-                if going:
-                    self._saver.kept.forget(*(path.name for path in going if not path.exists()))
+        return self.led(lambda: self._tidying.prune(self.keep_last))
 
     def copy_to(self, destination: str | os.PathLike[str]) -> Path:
         """Copies the file that `latest_path` selects, durably; gives the copy's path.
@@ -409,143 +342,8 @@ class CheckpointManager:
         self._saver.settle()
         return self.led(lambda: self._copy_to(Path(destination)))
 
-    def _copy_to(self, target: Path) -> Path:
-        source = self._select()[1]
+    def _copy_to(self, destination: Path) -> Path:
+        source = self._steps.select()[1]
         if source is None:
             raise CheckpointError(f"{self.directory}: there is no checkpoint to copy")
-        if target.is_dir() and parse_step_directory_name(target.name) is None:
-            target = target / source.name
-        make_directories(os.path.dirname(os.path.abspath(target)))
-        try:
-            if _is_sharded(source):
-                commit.copy(source, target)
-            else:
-                copy_durably(source, target, force=True)
-        except UnreadableError:
-            raise
-        except OSError as error:
-            raise write_error(target, error) from error
-        return target
-
-    def _scan(self) -> CheckpointDirectory | None:
-        try:
-            return scan(self.directory)
-        except UnreadableError as error:
-            if not os.path.lexists(self.directory):
-                return None
-            raise CheckpointError(f"the checkpoint directory cannot be read: {error}") from error
-
-    def _select(self) -> tuple[Pointer, Path | None]:
-        pointer = read_pointer(self.directory)
-        if pointer.target is not None:
-            return pointer, Path(pointer.target)
-        directory = self._scan()
-        if pointer.state != "missing":
-            logger.warning("%s is not followed: %s", pointer.path, pointer.problem)
-        files = newest_first(directory) if directory is not None else []
-        return pointer, Path(files[0].path) if files else None
-
-    def _say_if_behind(self, path: Path) -> None:
-        directory = self._scan()
-        files = newest_first(directory) if directory is not None else []
-        step = parse_step_name(path.name)
-        if files and step is not None and files[0].step > step:
-            logger.warning(
-                "%s: the pointer names step %d, while there is a file for step %d; "
-                "`%s` looks whether that one is valid and points at it",
-                *(self.directory, step, files[0].step, self._command("fix-pointer")),
-            )
-
-    def _newest_valid(self, but: Path | None = None) -> tuple[Path | None, list[Judged]]:
-        """The newest valid file, `but` left out, and the newer ones that are not."""
-        from ckpttool.actions.newest import find_newest_valid, judge
-
-        directory = self._scan()
-        if directory is None:
-            return None, []
-        refused = [file for file in directory.steps if but is not None and file.name == but.name]
-        directory.steps = [file for file in directory.steps if file not in refused]
-        newest = find_newest_valid(directory)
-        # What was refused counts among the others: whether it could be checked is asked later on.
-        judgements = (judge(file) for file in refused)
-        newest.passed_over.extend(judged for judged in judgements if not judged.is_valid)
-        for judged in newest.passed_over:
-            logger.warning("%s is not valid: %s", judged.file.path, judged.why())
-        found = None if newest.found is None else Path(newest.found.file.path)
-        return found, newest.passed_over
-
-    def _advice(self, found: Path | None, passed_over: list[Judged]) -> str:
-        if found is not None:
-            step = parse_step_name(found.name)
-            command = self._command("fix-pointer")
-            if any(judged.unchecked for judged in passed_over):
-                # Something newer could not be checked: then the step has to be asked for by name.
-                command += f" --step {step}"
-            return (
-                f"The newest valid step is {step} ({found.name}): "
-                f"`{command}` makes the pointer name it"
-            )
-        unchecked = sum(judged.unchecked for judged in passed_over)
-        more = f", but {unchecked} could not be read" if unchecked else ""
-        return (
-            f"No valid step is left in {self.directory}{more}: "
-            f"`{self._command('verify')}` says what is wrong with each"
-        )
-
-    def _command(self, verb: str) -> str:
-        from ckpttool.checks.base import command
-
-        return command(verb, self.directory)
-
-    def _drop_twin(self, path: Path) -> None:
-        """The same step in the other form, file or shards: what was saved last replaces it."""
-        step = parse_step_name(path.name)
-        if step is None:
-            return
-        names = {step_file_name(step), step_directory_name(step)} - {path.name}
-        for twin in (path.with_name(name) for name in names):
-            if os.path.lexists(twin):
-                delete([twin])
-                self._saver.kept.forget(twin.name)
-
-    def _sweep(self, step: int) -> None:
-        directory = self._scan()
-        for path in sweep(directory, step) if directory is not None else ():
-            logger.info("removing %s, left by a writer that has died", path)
-            delete([path])
-
-    def _load_checked(self, path: Path, weights_only: bool) -> dict[Any, Any]:
-        """Loads a file after proving that it is whole. Raises CheckpointError."""
-        problem, proven = look_at(path, weights_only)
-        if problem is not None:
-            raise CheckpointError(f"{path}: {problem}")
-        if proven:
-            self._retention.remember_good(path)
-        state = _load_one(path, weights_only)
-        step = parse_step_name(path.name)
-        if state.get("step", step) != step:
-            raise CheckpointError(f"{path}: holds step {state['step']!r}, unlike its name")
-        return state
-
-
-def _load_one(path: Path, weights_only: bool) -> dict[Any, Any]:
-    """A file that is whole, or all of a sharded step but what is in its shards."""
-    if not _is_sharded(path):
-        return load_state(path, weights_only=weights_only)
-    from trainer_core.site.metadata_trust import read_metadata
-    from trainer_core.site.sharded import read_step
-
-    try:
-        read_metadata(path)
-        return read_step(path)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
-
-
-def _is_sharded(path: Path) -> bool:
-    return parse_step_directory_name(path.name) is not None
-
-
-def _one_of(name: str, value: str, *allowed: str) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name} must be {' or '.join(map(repr, allowed))}, not {value!r}")
+        return copy_step(source, destination)

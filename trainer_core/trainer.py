@@ -95,11 +95,18 @@ class Trainer(Resumable):
     pass (`set_epoch`). `samples` and `tokens` are the totals of all ranks, losses each rank's own.
     Gradients are exchanged once for a step, in its last micro-batch, and clipped by the norm over
     all ranks. All end at the same step: where one is signalled, all save that step and have the
-    same exit code; where one is refused a save, all raise. `on_save` is called on rank 0 alone.
-    `state_dict` is each rank's own, `resume` is for all ranks together. With the same number of
-    ranks going on is exact; with another one model and optimizer are, and
-    `trainer_core.site.per_rank` has the rule for the rest. `save_on_exception` does nothing there,
-    since the others are somewhere else; a coordinator is not told that there are several ranks.
+    same exit code; where one is refused a save, all raise. What averaged weights or callbacks raise
+    after a step on one rank, all raise at the end of that step. Only rank 0 shows progress, and
+    `on_save` is called on it alone. `state_dict` is each rank's own, `resume` is for all ranks
+    together. With the same number of ranks going on is exact; with another one model and optimizer
+    are, and `trainer_core.site.per_rank` has the rule for the rest. A coordinator has to know of
+    the ranks itself (see `trainer_core.diloco.sited`). `save_on_exception` does nothing but say so:
+    a save needs all ranks, and where one has failed the others are somewhere else.
+
+    Any other exception on one rank (from the loader, the model, the optimizer) is raised there at
+    once. The others wait for it in torch's own exchange of gradients: until that process ends,
+    which they notice at once, or until the time-out of the process group. So let it end: who
+    catches the exception cannot go on with that group anyway.
 
     An exception, or a second Ctrl-C, leaves the checkpoints as they are: whether what is in memory
     can be gone on from, nobody knows. `save_on_exception` saves the last whole step before an
@@ -156,7 +163,7 @@ class Trainer(Resumable):
         self.step = at_least(0, "start_step", start_step)
         self.samples = 0
         self.tokens = 0
-        self.ema = checked_ema(ema)
+        self.ema = checked_ema(ema, self.model)
         self._stop = StopFlag()
         self._site = _site_for(self.model, checkpoint_manager)
         self._begin_keeping(Callbacks(callbacks))
@@ -189,11 +196,12 @@ class Trainer(Resumable):
         began = time.perf_counter()
         self._resume_as_asked(resume, allow_partial)
         if self.step >= target:
-            self.logger.info("step %d of %d is done already: nothing to do", self.step, target)
+            if not self._follows:
+                self.logger.info("step %d of %d is done already: nothing to do", self.step, target)
             return TrainResult(self.step, self.samples, self.tokens, None, 0.0)
         check_horizon(self.scheduler, target - self.step)
         self._has_begun = True
-        with progress_of(self.logger, self.step, target) as progress:
+        with progress_of(self.logger, self.step, target, quiet=self._follows) as progress:
             with self._stoppable() as stop, self._saving(), self._coordinated():
                 with self._exact_random_numbers():
                     stepper = self._stepper()
@@ -216,6 +224,11 @@ class Trainer(Resumable):
     def should_stop(self) -> bool:
         """Whether `fit` is about to end early: for callbacks to ask that take long."""
         return self._stop.is_set
+
+    @property
+    def _follows(self) -> bool:
+        """Whether rank 0 shows what this rank does, too."""
+        return self._site is not None and not self._site.leads
 
     # Before and after the steps
 
@@ -317,7 +330,8 @@ class Trainer(Resumable):
         self._note_whole()
         try:
             with closing(feed.batches()) as batches:
-                while self.step < target and not self._stop.agree():
+                self._stop.agree()
+                while self.step < target and not self._stop.is_set:
                     if not stepper.accumulate(batches, self.should_stop):
                         break
                     lr = _as_it_is_now(self.optimizer.param_groups[0]["lr"])
@@ -330,6 +344,7 @@ class Trainer(Resumable):
                     else:
                         self._note_whole()
                         skips = self._count_skip(skips)
+                        self._stop.agree()
         except BaseException as error:
             self._partial = None
             self._save_before_raising(error)
@@ -341,7 +356,7 @@ class Trainer(Resumable):
             self._say_ended(target, progress)
 
     def _note_whole(self) -> None:
-        if self.save_on_exception:
+        if self.save_on_exception and self._site is None:
             self._whole = capture_rng_state(), self._own_feed().state_dict()
 
     def _save_before_raising(self, error: BaseException) -> None:
@@ -349,7 +364,8 @@ class Trainer(Resumable):
         if manager is None or not manager.enabled or not isinstance(error, Exception):
             return
         if self._site is not None:  # the others are somewhere else, and cannot be asked
-            self.logger.error("nothing is saved after a failure of one rank of several")
+            if self.save_on_exception:
+                self.logger.error("a rank has failed: nothing is saved, since that needs them all")
             return
         if whole is None or self.step in (0, self._resumed_at, self._saved_at):
             return
@@ -380,19 +396,21 @@ class Trainer(Resumable):
         coordinator = self.coordinator
         if coordinator is not None and coordinator.after_optimizer_step(self.model, self.step):
             self.optimizer.state.clear()
-        if self.ema is not None:
-            self.ema.update_parameters(self.model)
-        self._note_whole()
-        progress.note(self.step, done.loss, lr, self.samples, self.tokens)
-        if self._callbacks.wants("on_step_end"):
-            metrics = {"step": self.step, "loss": done.loss, "lr": lr}
-            metrics |= {"samples": self.samples, "tokens": self.tokens}
-            self._callbacks.call("on_step_end", self, self.step, metrics)
         manager = self.checkpoint_manager
-        if manager is not None:
-            self._tell_saved(manager)
-            if manager.should_save(self.step):
-                self._save(manager)
+        with self._stop.told():
+            if self.ema is not None:
+                self.ema.update_parameters(self.model)
+            self._note_whole()
+            progress.note(self.step, done.loss, lr, self.samples, self.tokens)
+            if self._callbacks.wants("on_step_end"):
+                metrics = {"step": self.step, "loss": done.loss, "lr": lr}
+                metrics |= {"samples": self.samples, "tokens": self.tokens}
+                self._callbacks.call("on_step_end", self, self.step, metrics)
+            if manager is not None:
+                self._tell_saved(manager)
+        self._stop.agree()
+        if manager is not None and manager.should_save(self.step):
+            self._save(manager)
 
     def _say_ended(self, target: int, progress: Progress) -> None:
         progress.say(

@@ -302,6 +302,57 @@ def test_a24_a_pickle_cut_at_any_byte(run: Path) -> None:
         assert "FIL123" in ids(report), length
 
 
+# ---- B: what a writer, or a reader, does to a job
+
+
+READS = """
+import json, sys
+events = []
+sys.addaudithook(lambda event, _: event in ("os.fork", "mmap.__new__") and events.append(event))
+from ckpttool.checks import measure
+from ckpttool.checks.verify import verify
+from ckpttool.io import mapped
+
+path, *kinds = sys.argv[1:]
+measure._WORTH_MAPPING = measure._WORTH_TELLING = 0  # as if it were large
+found = []
+for kind in kinds:
+    mapped._file_system = lambda device, kind=kind: kind or None
+    events.clear()
+    found.append([sorted(set(events)), [f.id for f in verify(path, jobs=2).findings], len(events)])
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="maps on Linux only")
+def test_b16_what_is_not_known_as_local_is_read_and_not_mapped(run: Path) -> None:
+    """A damaged record is found either way; only a local disk's file goes to children that map it.
+
+    What kind of file system it is, is said by Linux; whatever has a kind of its own, or none that
+    Linux would tell, counts as a network's.
+    """
+    path = run / name(6)
+    place = corrupt.content_range(step_bytes(6), "data/0").start
+    path.write_bytes(corrupt.flip_bit(step_bytes(6), place))
+    kinds = ["ext4", "nfs4", "fuse.sshfs", "lustre", "cifs", "9p", ""]
+    command = [sys.executable, "-c", READS, str(path), *kinds]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    local, *others = json.loads(done.stdout)
+    assert "FIL109" in local[1] and local[2] > 0
+    assert others == [[[], local[1], 0]] * len(others)
+
+
+def test_b16_what_linux_calls_no_disk_is_not_mapped() -> None:
+    """The kind is really looked up: /proc is a file system, and none of those that are known."""
+    from ckpttool.io.mapped import can_map
+    from ckpttool.io.reading import FileReader
+
+    if not os.path.exists("/proc/version"):
+        pytest.skip("no /proc here")
+    with FileReader("/proc/version") as reader:
+        assert not can_map(reader)
+
+
 # ---- C: which one is the latest
 
 

@@ -15,6 +15,7 @@ import os
 import pickle
 import stat
 import threading
+import time
 import zipfile
 from pathlib import Path
 
@@ -327,8 +328,8 @@ def test_c09_numbers_of_another_width(tmp_path: Path) -> None:
 @pytest.mark.parametrize("times", [(3, 2, 1), (1, 1, 1), (0, 0, 0)])
 def test_c10_times_do_not_order(times: tuple[int, ...], run: Path) -> None:
     (run / "latest.json").unlink()
-    for step, time in zip((2, 4, 6), times, strict=True):
-        os.utime(run / name(step), (time, time))
+    for step, moment in zip((2, 4, 6), times, strict=True):
+        os.utime(run / name(step), (moment, moment))
     repair(run, 6)
 
 
@@ -450,6 +451,23 @@ def test_d10_nothing_outside_is_touched(run: Path, tmp_path: Path) -> None:
     (run / name(7)).symlink_to("../outside.pt")
     repair(run, 6)
     assert outside.read_bytes() == b"precious"
+
+
+def test_e03_two_operations_within_one_second(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a folder of its own, and they are taken back one by one, the newest first."""
+    moment = time.gmtime(1_800_000_000)
+    monkeypatch.setattr(time, "gmtime", lambda seconds=None: moment)
+    before = contents(run)
+    for step in (4, 2):
+        cli("rollback", run, "--to", step)
+        assert pointer(run)["step"] == step
+    stem = "20270115T080000Z"
+    assert sorted(path.name for path in (run / ".quarantine").iterdir()) == [stem, f"{stem}-2"]
+    assert before <= contents(run)
+    for step in (4, 6):
+        cli("undo", run)
+        assert pointer(run)["step"] == step
+    assert steps(run) == [name(2), name(4), name(6)]
 
 
 # ---- G: size, layout, portability

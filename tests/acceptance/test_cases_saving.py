@@ -282,6 +282,19 @@ def test_b15_saving_over_the_file_that_is_mapped(tmp_path: Path) -> None:
     assert loaded["model"]["weight"].unique().tolist() == [5]
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux tells what is mapped")
+def test_b16_nothing_is_mapped_unless_asked_for(tmp_path: Path) -> None:
+    """Not while it is verified and loaded, nor as long as what was loaded is in use."""
+    manager = run_of(tmp_path, 4)
+    maps = Path("/proc/self/maps")
+    loaded = manager.load_latest()
+    assert loaded is not None and loaded["step"] == 4
+    assert str(tmp_path) not in maps.read_text()
+    mapped = torch.load(tmp_path / name_of(4), mmap=True, weights_only=True)
+    assert str(tmp_path / name_of(4)) in maps.read_text()
+    assert mapped["step"] == 4
+
+
 def test_b17_names_are_portable(tmp_path: Path) -> None:
     run_of(tmp_path, 2)
     allowed = set("abcdefghijklmnopqrstuvwxyz0123456789_.-")

@@ -1,4 +1,4 @@
-"""What the outer loop promises when store, network, other masters or clocks misbehave; docs/diloco.md.
+"""What the outer loop promises when store, network, other masters or clocks misbehave; docs/many-machines.md.
 
 Each local step of a node changes each weight by one `STEP`, a power of two, and the outer optimizer
 has lr 1 and no momentum. So all sums are exact, and what a node's deltas in the ledger add up to

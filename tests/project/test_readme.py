@@ -7,6 +7,7 @@ compared. A line that is only `…` stands for any number of lines. `<!-- python
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -24,6 +25,7 @@ from ckpttool.exitcodes import ExitCode
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = README + (ROOT / "docs/many-machines.md").read_text(encoding="utf-8")
 BLOCK = re.compile(
     r"^<!-- (?P<kind>console|python): (?P<fixture>[\w-]+) as (?P<name>[\w./-]+) -->\n+"
     r"```\w*\n(?P<text>.*?)^```$",
@@ -38,7 +40,7 @@ class Block(NamedTuple):
 
 
 def blocks(kind: str) -> list[Block]:
-    found = [one for one in BLOCK.finditer(README) if one["kind"] == kind]
+    found = [one for one in BLOCK.finditer(PAGES) if one["kind"] == kind]
     return [Block(one["fixture"], one["name"], one["text"]) for one in found]
 
 
@@ -142,6 +144,32 @@ def test_a_python_example_runs(block: Block, tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error", "-c", block.text]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_two_nodes_learn_together(tmp_path: Path) -> None:
+    """The program that docs/many-machines.md shows, as master and as worker at once."""
+    found = re.search(r"^<!-- script: node.py -->\n```python\n(.*?)^```$", PAGES, re.M | re.S)
+    assert found
+    (tmp_path / "node.py").write_text(found[1], encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    nodes = [
+        subprocess.Popen([sys.executable, "node.py", *who], cwd=tmp_path, env=environment)
+        for who in (("w", "worker"), ("m", "master"))
+    ]
+    try:
+        assert [node.wait(300) for node in nodes] == [0, 0]
+    finally:
+        for node in nodes:
+            node.kill()
+    for verb in (("serve", "hub", "--once"), ("status", "hub", "--json")):
+        command = [sys.executable, "-m", "trainer_core.diloco", *verb]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stderr
+    state = json.loads(done.stdout)
+    dealt_with = {node["node_id"]: node["dealt_with"] for node in state["nodes"]}
+    assert dealt_with == {"m": 65, "w": 65}, state
 
 
 def test_there_are_sessions_and_examples() -> None:

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from ckpttool.exitcodes import ExitCode
 from trainer_core.diloco.commits import Commit
@@ -37,6 +38,10 @@ anything for an hour
 exit status: 0, also when it was told to end by SIGTERM or Ctrl-C; 3 where the store can't be used,
 has no global model yet, or another master lives
 """
+_SERVICE = (
+    *("outer_lr", "outer_momentum", "quorum", "quorum_seconds", "weighting", "max_staleness"),
+    *("max_norm", "keep_commits", "lease_seconds", "poll_seconds", "standby"),
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -62,9 +67,9 @@ def _status(store: Store, options: argparse.Namespace) -> int:
 
 
 def _serve(store: Store, options: argparse.Namespace) -> int:
-    names = ("outer_lr", "outer_momentum", "quorum", "quorum_seconds", "weighting", "max_staleness")
-    names += ("max_norm", "keep_commits", "lease_seconds", "poll_seconds", "standby")
-    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    given = {
+        name: getattr(options, name) for name in _SERVICE if getattr(options, name) is not None
+    }
     if given.get("keep_commits") == 0:
         given["keep_commits"] = None
     settings = settings_of(store, **given)
@@ -88,7 +93,7 @@ def _say(commit: Commit) -> None:
 def _told_to_end() -> Iterator[list[int]]:
     """Collects SIGTERM and SIGINT, so that the lease is given back; a second one ends at once."""
     told: list[int] = []
-    before = {}
+    before: dict[signal.Signals, Any] = {}
 
     def note(number: int, _: object) -> None:
         told.append(number)

@@ -52,15 +52,12 @@ class Service:
         self._lease = Lease(store, node_id, uuid.uuid4().hex, settings.lease_seconds)
         self._master = Master(store, node_id, spec_of(store), settings, self._lease, log)
         self._keeper: Keeper | None = None
+        self._is_settled = False  # whether the last look left nothing to be looked at again
 
     def __enter__(self) -> Service:
         patience = self.settings.lease_seconds + self.settings.start_seconds
-        if self.settings.standby:
-            while not self._lease.attempt():
-                time.sleep(self.settings.poll_seconds)
-        elif not self._lease.attempt():
+        if not self._lease.attempt() and not self.settings.standby:
             self._lease.acquire(patience)
-        self._master.open(None)
         self._keeper = Keeper(self._lease, self.settings.lease_seconds)
         return self
 
@@ -75,8 +72,8 @@ class Service:
     def run(self, until: Until, told: Callable[[Commit], None]) -> int:
         """Makes outer steps until it is to end; `told` of each commit. Gives their number.
 
-        A store that fails for a passing reason is waited for. Raises LeaseError where another
-        master has taken over, PermanentError.
+        A store that fails for a passing reason is waited for, and with `standby` the lease. Raises
+        LeaseError where another master has taken over, PermanentError.
         """
         made, since = 0, time.monotonic()
         while not until.is_stopped():
@@ -87,19 +84,25 @@ class Service:
                 if until.rounds is not None and made >= until.rounds:
                     break
                 continue
-            is_settled = not self._master.is_waiting
             waited = time.monotonic() - since
-            if until.idle is not None and is_settled and waited >= until.idle:
+            if until.idle is not None and self._is_settled and waited >= until.idle:
                 break
             self._wait(until)
         return made
 
     def _look(self) -> Commit | None:
+        self._is_settled = False
         try:
-            return self._master.round()
+            if not self._lease.attempt():
+                return None
+            if self._master.current is None:
+                self._master.open(None)
+            commit = self._master.round()
         except PassingError as error:
             logger.warning("outer step failed, to be tried again: %s", error)
             return None
+        self._is_settled = not self._master.is_waiting
+        return commit
 
     def _wait(self, until: Until) -> None:
         end = time.monotonic() + self.settings.poll_seconds

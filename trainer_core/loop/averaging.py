@@ -13,14 +13,24 @@ from typing import Any
 
 import torch
 
+from trainer_core.site.ranks import has_shards
+
 _METHODS = ("update_parameters", "state_dict", "load_state_dict")
 
 
-def checked_ema(ema: Any) -> Any:
-    """Raises TypeError for what is neither None nor has the methods of an AveragedModel."""
+def checked_ema(ema: Any, model: torch.nn.Module) -> Any:
+    """Raises TypeError for what is neither None nor has the methods of an AveragedModel.
+
+    Raises ValueError for a module that is not sharded like the model.
+    """
     missing = [name for name in _METHODS if not callable(getattr(ema, name, None))]
     if ema is not None and missing:
         raise TypeError(f"ema: a {type(ema).__name__} has no {', '.join(missing)}")
+    if isinstance(ema, torch.nn.Module) and has_shards(ema) != has_shards(model):
+        raise ValueError(
+            "ema: either it or the model is sharded, and not the other: make the AveragedModel of "
+            "the model first, then call fully_shard on `ema.module` as on the model"
+        )
     return ema
 
 
@@ -47,4 +57,15 @@ def _tensors(model: torch.nn.Module) -> Iterator[torch.Tensor]:
 
 def _swap(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
     for one, other in pairs:
-        one.data, other.data = other.data, one.data
+        if hasattr(one, "to_local") and hasattr(other, "to_local"):
+            _swap_contents(one.to_local(), other.to_local())
+        else:
+            one.data, other.data = other.data, one.data
+
+
+@torch.no_grad()
+def _swap_contents(one: torch.Tensor, other: torch.Tensor) -> None:
+    """For shards: what computes with them keeps the memory, whatever the tensor is told."""
+    kept = one.clone()
+    one.copy_(other)
+    other.copy_(kept)

@@ -39,10 +39,17 @@ class Progress:
     On a terminal a tqdm bar with loss, learning rate and steps/s; else plain lines through
     `logger`: about ten in all and at least one in 30 seconds. If nobody has configured logging,
     lines go to standard error as they are. A loss that is not finite is told once, as a warning.
+    One that is `quiet`, since another process shows the same steps, says warnings only.
     """
 
     def __init__(
-        self, logger: logging.Logger, start: int, target: int, *, stream: TextIO | None = None
+        self,
+        logger: logging.Logger,
+        start: int,
+        target: int,
+        *,
+        stream: TextIO | None = None,
+        quiet: bool = False,
     ) -> None:
         self._logger = logger
         self._stream = stream if stream is not None else sys.stderr
@@ -53,7 +60,8 @@ class Progress:
         self._records = _Records()
         self._waiting: list[_Waiting] = []
         self._warned = False
-        self._bar = _bar(self._stream, start, target)
+        self._quiet = quiet
+        self._bar = None if quiet else _bar(self._stream, start, target)
         self._patience = _LINE_SECONDS if self._bar is None else _BAR_SECONDS
 
     @property
@@ -82,6 +90,8 @@ class Progress:
 
     def say(self, line: str, level: int = logging.INFO) -> None:
         """One line to the log, or to standard error where logging is not configured."""
+        if self._quiet and level < logging.WARNING:
+            return
         if self._bar is not None and not self._logger.hasHandlers():
             self._bar.write(line, file=self._stream)
         else:
@@ -93,7 +103,7 @@ class Progress:
             self._bar.close()
 
     def _is_line_due(self, step: int) -> bool:
-        if self._bar is not None:
+        if self._bar is not None or self._quiet:
             return False
         done = step - self._start
         return step == self._target or done == 1 or done % self._every == 0
@@ -143,9 +153,11 @@ def tell(
 
 
 @contextmanager
-def progress_of(logger: logging.Logger, start: int, target: int) -> Iterator[Progress]:
+def progress_of(
+    logger: logging.Logger, start: int, target: int, *, quiet: bool = False
+) -> Iterator[Progress]:
     """A Progress that is closed at the end, whatever happens."""
-    progress = Progress(logger, start, target)
+    progress = Progress(logger, start, target, quiet=quiet)
     try:
         yield progress
     finally:

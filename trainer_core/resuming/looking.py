@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 from ckpttool.errors import UnreadableError
+from ckpttool.model.directory import step_entry
 from ckpttool.model.pointer import Pointer
 
 logger = logging.getLogger(__name__)
@@ -14,17 +16,20 @@ logger = logging.getLogger(__name__)
 def say_if_replaced(pointer: Pointer, path: Path) -> None:
     """Verification knows whether the file is whole; only this tells that it is another one."""
     size = pointer.extra.get("size")
+    if pointer.target is None or type(size) is not int:
+        return
     try:
-        found = path.stat().st_size
+        step = step_entry(os.fspath(path), path.lstat())
     except OSError:
         return  # gone meanwhile: loading will say so
-    if pointer.target is not None and type(size) is int and found != size:
-        words = "%s has %d bytes, while %s records %d: it is not the file that was saved there"
-        logger.warning(words, path, found, pointer.path, size)
+    if step is None or step.recorded_size in (None, size):
+        return  # without its metadata, a sharded step is incomplete: loading will say so
+    words = "%s has %d bytes, while %s records %d: it is not the file that was saved there"
+    logger.warning(words, step.recorded_path, step.recorded_size, pointer.path, size)
 
 
 def look_at(path: Path, weights_only: bool) -> tuple[str | None, bool]:
-    """What keeps a file, or a sharded step, from being loaded, in words; and whether its checksums were all right."""
+    """What keeps a step from being loaded, in words; and whether its checksums were all right."""
     from ckpttool.checks.verify import verify
 
     try:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckpttool.model.directory import CheckpointDirectory, StepFile, step_entry
+from ckpttool.errors import UnreadableError
+from ckpttool.model.directory import CheckpointDirectory, StepFile, scan, step_entry
 from ckpttool.model.names import (
     LOCK_NAME,
     MANIFEST_NAME,
@@ -18,6 +19,7 @@ from ckpttool.model.names import (
     parse_step_name,
 )
 from trainer_core.saving.publishing import is_writing
+from trainer_core.saving.savable import CheckpointError
 from trainer_core.site import commit
 
 if TYPE_CHECKING:
@@ -141,6 +143,16 @@ def sweep(directory: CheckpointDirectory, step: int) -> list[Path]:
         if ours and not is_writing(pid, os.path.join(os.path.abspath(directory.path), target)):
             found.append(Path(other.path))
     return found
+
+
+def scan_if_there(path: Path) -> CheckpointDirectory | None:
+    """What lies in a directory; None where there is no such one. Raises CheckpointError."""
+    try:
+        return scan(path)
+    except UnreadableError as error:
+        if not os.path.lexists(path):
+            return None
+        raise CheckpointError(f"the checkpoint directory cannot be read: {error}") from error
 
 
 def newest_first(directory: CheckpointDirectory) -> list[StepFile]:

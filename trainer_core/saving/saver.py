@@ -8,6 +8,7 @@ pointer; last of all what is old is deleted.
 from __future__ import annotations
 
 import logging
+import operator
 import os
 import threading
 import warnings
@@ -48,6 +49,20 @@ class Policy(NamedTuple):
     on_error: str = "raise"
     min_free: int = 0
     lock_patience: float = 0.0
+
+    def check(self) -> None:
+        """Raises ValueError for what cannot be meant."""
+        if operator.index(self.min_free) < 0:
+            raise ValueError(f"min_free must not be negative, but is {self.min_free}")
+        _one_of("when_busy", self.when_busy, "wait", "skip")
+        _one_of("on_error", self.on_error, "raise", "warn")
+        if not self.lock_patience >= 0:
+            raise ValueError(f"lock_patience must not be negative, but is {self.lock_patience}")
+
+
+def _one_of(name: str, value: str, *allowed: str) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} must be {' or '.join(map(repr, allowed))}, not {value!r}")
 
 
 class Saver:

@@ -28,6 +28,8 @@ PATIENCE = timedelta(hours=2)
 
 A process that dies is noticed at once.
 """
+LEAVING = timedelta(minutes=1)
+"""How long a rank that has failed waits for the others, to tell them."""
 
 
 _all_sites: weakref.WeakSet[Site] = weakref.WeakSet()
@@ -76,6 +78,18 @@ class Site:
         total = torch.tensor(counts, dtype=torch.int64)
         torch.distributed.all_reduce(total, group=self.group)
         return [int(count) for count in total.tolist()]
+
+    def is_heard(self) -> bool:
+        """Adds 1 to a `sum` of one count that the others are making; whether they came to it.
+
+        For a rank that leaves: it waits for the others no longer than a minute.
+        """
+        one = torch.ones(1, dtype=torch.int64)
+        try:
+            made = torch.distributed.all_reduce(one, group=self.group, async_op=True)
+            return bool(made.wait(LEAVING))
+        except RuntimeError:  # too late, or they have left as well
+            return False
 
     def first(self, work: Callable[[], T]) -> T:
         """Rank 0 does `work`; all get its result (small and plain), or raise its error."""

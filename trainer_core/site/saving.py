@@ -70,7 +70,9 @@ class _ShardedSave:
         """On this thread, or with `async_save` on the saver's own once all is copied."""
         site, saver = self.site, self.saver
         if saver.policy.when_busy == "skip" and site.first(lambda: saver.is_busy):
-            logger.info("step %d is not saved: the save before is still being written", self.step)
+            if site.leads:
+                words = "step %d is not saved: the save before is still being written"
+                logger.info(words, self.step)
             return None
         site.every(saver.wait)
         try:

@@ -143,6 +143,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str, set[str]]] = {
 
 @pytest.mark.parametrize("name", list(DAMAGE))
 def test_each_damage_is_found(step: Path, name: str) -> None:
+    """Cases D11 (a stale shard) and D12 (a shard missing) among them."""
     damage, expected, found = DAMAGE[name]
     damage(step)
     report = verify(step)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.trainer_core.test_trainer import assert_equal, trainer
 from trainer_core import Callback, CheckpointManager, TrainResult

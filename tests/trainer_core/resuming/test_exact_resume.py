@@ -8,7 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,22 @@ class Whole:
         assert losses == self.losses[-len(losses) :]
 
 
+Wholes = Callable[[Feature], Whole]
+
+
+@pytest.fixture(scope="module")
+def wholes(tmp_path_factory: pytest.TempPathFactory) -> Wholes:
+    """The whole run of a feature, made when it is first asked for; only looked at after that."""
+    made: dict[str, Whole] = {}
+
+    def whole(feature: Feature) -> Whole:
+        if feature.name not in made:
+            made[feature.name] = Whole(feature, tmp_path_factory.mktemp("whole"))
+        return made[feature.name]
+
+    return whole
+
+
 def resumed(feature: Feature, state: Any) -> Run:
     """A new run, with other weights and other random numbers than the one that was saved."""
     run = Run(feature, 99)
@@ -82,19 +98,18 @@ def resume_at(whole: Whole, steps: Iterator[int] | range) -> None:
 
 
 @pytest.mark.parametrize("feature", IN_PROCESS, ids=name_of)
-def test_resumed_after_any_step(feature: Feature, tmp_path: Path) -> None:
-    resume_at(Whole(feature, tmp_path), range(1, STEPS))
+def test_resumed_after_any_step(feature: Feature, wholes: Wholes) -> None:
+    resume_at(wholes(feature), range(1, STEPS))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("feature", WITH_WORKERS, ids=name_of)
-def test_resumed_after_any_step_with_worker_processes(feature: Feature, tmp_path: Path) -> None:
-    resume_at(Whole(feature, tmp_path), range(1, STEPS))
+def test_resumed_after_any_step_with_worker_processes(feature: Feature, wholes: Wholes) -> None:
+    resume_at(wholes(feature), range(1, STEPS))
 
 
-def chain(feature: Feature, tmp_path: Path) -> None:
-    """A process for each step: so also twice in one pass, and at the end of each."""
-    whole = Whole(feature, tmp_path)
+def chain(feature: Feature, whole: Whole) -> None:
+    """A new trainer for each step: so also twice in one pass, and at the end of each."""
     state, losses, batches = whole.saved(1), whole.losses[:1], []
     for step in range(2, STEPS + 1):
         run = resumed(feature, state)
@@ -106,14 +121,14 @@ def chain(feature: Feature, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("feature", IN_PROCESS, ids=name_of)
-def test_resumed_after_every_step(feature: Feature, tmp_path: Path) -> None:
-    chain(feature, tmp_path)
+def test_resumed_after_every_step(feature: Feature, wholes: Wholes) -> None:
+    chain(feature, wholes(feature))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("feature", WITH_WORKERS, ids=name_of)
-def test_resumed_after_every_step_with_worker_processes(feature: Feature, tmp_path: Path) -> None:
-    chain(feature, tmp_path)
+def test_resumed_after_every_step_with_worker_processes(feature: Feature, wholes: Wholes) -> None:
+    chain(feature, wholes(feature))
 
 
 @pytest.mark.parametrize(
@@ -121,8 +136,8 @@ def test_resumed_after_every_step_with_worker_processes(feature: Feature, tmp_pa
     [pytest.param(f, marks=pytest.mark.slow if f.workers else ()) for f in STAYING],
     ids=name_of,
 )
-def test_fits_in_a_row_are_one_fit(feature: Feature, tmp_path: Path) -> None:
-    whole = Whole(feature, tmp_path)
+def test_fits_in_a_row_are_one_fit(feature: Feature, wholes: Wholes) -> None:
+    whole = wholes(feature)
     run = Run(feature, 0)
     losses = [run.trainer.fit(step).final_loss for step in range(1, STEPS + 1)]
     whole.compare(run, losses)  # type: ignore[arg-type]
@@ -135,9 +150,11 @@ def test_fits_in_a_row_are_one_fit(feature: Feature, tmp_path: Path) -> None:
     "name", ["accumulation over 3 micro-batches", "accumulation, fp16, clipping"]
 )
 @pytest.mark.parametrize("stop_after", range(1, 20))
-def test_stopped_after_any_micro_batch(name: str, stop_after: int, tmp_path: Path) -> None:
+def test_stopped_after_any_micro_batch(
+    name: str, stop_after: int, tmp_path: Path, wholes: Wholes
+) -> None:
     feature = next(feature for feature in FEATURES if feature.name == name)
-    whole = Whole(feature, tmp_path / "whole")
+    whole = wholes(feature)
     first = Run(feature, 0, tmp_path / "first", stop_after=stop_after)
     result = first.trainer.fit(STEPS)
     assert result.stopped_by == "enough" and len(first.batches) == stop_after

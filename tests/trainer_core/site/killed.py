@@ -1,4 +1,4 @@
-"""Kills ranks in the midst of a save: `killed.py KIND DIRECTORY POINTS`; writes what was left.
+"""Kills ranks in the midst of a save: `killed.py DIRECTORY KIND=POINTS …`; writes what was left.
 
 This process imports torch once and forks the ranks for each point. A point `rank:number` is one
 file operation of one rank, counted from its start; "dry" counts them all and kills nobody. With
@@ -76,13 +76,14 @@ def _watch(directory: Path, rank: int, last: int | None) -> None:
         setattr(os, name, counted(getattr(os, name)))
 
 
-def forked(work: Callable[[], Any]) -> int:
+def forked(work: Callable[[], Any], errors: Any = None) -> int:
+    """The id of a process that does this and ends; `errors` is where it says why it could not."""
     pid = os.fork()
     if pid:
         return pid
     code = 1
     try:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until this process ends
+        sys.stderr = errors or open(os.devnull, "w")  # noqa: SIM115 - until this process ends
         work()
         code = 0
     except BaseException:
@@ -141,9 +142,11 @@ def _what_is_left(kind: str, directory: Path) -> dict[str, Any]:
 def main() -> int:
     runs.quiet()
     torch.set_num_threads(1)
-    kind, directory, points = sys.argv[1], Path(sys.argv[2]), sys.argv[3].split(",")
-    found = {point: killed_at(kind, directory / kind, point) for point in points}
-    (directory / f"killed-{kind}.json").write_text(json.dumps(found))
+    directory = Path(sys.argv[1])
+    for run in sys.argv[2:]:
+        kind, _, points = run.partition("=")
+        found = {point: killed_at(kind, directory / kind, point) for point in points.split(",")}
+        (directory / f"killed-{kind}.json").write_text(json.dumps(found))
     return 0
 
 

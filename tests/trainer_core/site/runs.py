@@ -70,7 +70,7 @@ def loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
 
 def trainer(kind: str, directory: Path | None, seed: int = 7, **options: Any) -> Trainer:
     """Ready to fit; random numbers are seeded by rank last."""
-    model = wrapped(net(seed), kind)
+    model = wrapped(options.pop("model", None) or net(seed), kind)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     rank = dist.get_rank() if dist.is_initialized() else 0
     manager = options.pop("manager", None)
@@ -81,7 +81,7 @@ def trainer(kind: str, directory: Path | None, seed: int = 7, **options: Any) ->
         optimizer,
         options.pop("dataloader", None) or loader(),
         device="cpu",
-        loss_fn=loss,
+        loss_fn=options.pop("loss_fn", loss),
         checkpoint_manager=manager,
         scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.7),
         accumulation_steps=ACCUMULATION,

@@ -5,9 +5,11 @@ Each launch does many things, since starting torch in three processes is what co
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -22,22 +24,32 @@ from tests.trainer_core.site import runs
 from trainer_core import CheckpointError, CheckpointManager, CheckpointWarning
 
 HERE = Path(__file__).parent
-WORKER = HERE / "worker.py"
+PATIENCE_S = 540
 pytestmark = pytest.mark.filterwarnings("ignore::trainer_core.ResumeWarning")
 
 Found = dict[str, dict[str, Any]]
 
 
-def launch(size: int, scenarios: list[str], directory: Path) -> list[Found]:
-    """What each rank found."""
-    command = [sys.executable, "-W", "ignore"]
-    if size > 1:
-        command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
-    command += [str(WORKER), ",".join(scenarios), str(directory)]
+def run(*command: str) -> None:
+    """A program in a group of its own, of which nothing is left when it has ended or was given up."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
-    assert done.returncode == 0, done.stderr[-5000:]
-    return found_by(size, directory)
+    whole = [sys.executable, "-W", "ignore", *command]
+    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+    with subprocess.Popen(
+        whole,
+        env=environment,
+        stdin=nothing,
+        stdout=nothing,
+        stderr=pipe,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            errors = process.communicate(timeout=PATIENCE_S)[1]
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, errors[-5000:]
 
 
 def found_by(size: int, directory: Path) -> list[Found]:
@@ -58,18 +70,21 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def two(root: Path) -> list[Found]:
     with FileLock(f"{root}.lock"):
         if not (root / "found-2-0.json").exists():
-            return launch_two(root)
+            launch_two(root)
     return found_by(2, root)
 
 
-def launch_two(root: Path) -> list[Found]:
-    names = ["interrupted", "asynchronous", "signalled", "refused"]
+def launch_two(root: Path) -> None:
+    names = ["interrupted", "asynchronous", "signalled", "refused", "failing", "scaled"]
     scenarios = [f"{name}:{kind}" for kind in ("ddp", "fsdp") for name in names]
-    return launch(2, [*scenarios, "clocks:ddp", "locked:fsdp"], root)
+    scenarios += ["averaged:fsdp", "clocks:ddp", "locked:fsdp", "deleting:"]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    run(*torchrun, str(HERE / "worker.py"), str(root), ",".join(scenarios))
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_two_ranks(root: Path, two: list[Found], kind: str) -> None:
+    """Case B08 among others: a signal to one rank stops both, after the same step."""
     for rank, found in enumerate(two):
         run = found[f"interrupted:{kind}"]
         for part in ("model", "optimizer"):
@@ -114,9 +129,50 @@ def test_the_clock_and_the_lock_are_those_of_rank_0(two: list[Found]) -> None:
     assert [found["locked:fsdp"]["left"] for found in two] == [[], []]
 
 
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_what_a_callback_raises_on_one_rank_all_raise(two: list[Found], kind: str) -> None:
+    for failed in (0, 1):
+        found = [rank[f"failing:{kind}"][str(failed)] for rank in two]
+        words = f"no words for rank {failed}"
+        assert found[failed]["words"] == ["LookupError", words]
+        other = found[1 - failed]
+        assert other["words"] == ["RuntimeError", f"rank {failed}: LookupError: {words}"]
+        assert found[0]["left"] == found[1]["left"] == []  # also of the step that was due
+        # Progress is rank 0's to show; that nothing is saved is said where it failed, and beside.
+        steps = [[line for line in rank["lines"] if line.startswith("step ")] for rank in found]
+        assert len(steps[0]) == 3 and steps[1] == []
+        assert "nothing is saved" in found[failed]["lines"][-1]
+
+
+def test_sharded_averages(two: list[Found]) -> None:
+    for found in (rank["averaged:fsdp"] for rank in two):
+        assert found["resumed"] == found["whole"]
+        assert found["within"] == found["average"] != found["model"] == found["after"]
+        kind, words = found["not sharded"]
+        assert kind == "ValueError" and "fully_shard on `ema.module`" in words
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_a_scaler_skips_on_all_ranks(two: list[Found], kind: str) -> None:
+    found = [rank[f"scaled:{kind}"] for rank in two]
+    # Three steps and the one that was skipped, of two micro-batches each.
+    assert [one["calls"] for one in found] == [8, 8]
+    assert found[0]["scales"] == found[1]["scales"] == [32768.0, 32768.0]  # torch's 65536, halved
+    assert len({weights for one in found for weights in one["weights"]}) == 1
+
+
+def test_two_processes_delete_the_same_steps(two: list[Found]) -> None:
+    """Neither minds what the other was faster with, and nothing is left."""
+    found = [rank["deleting:"] for rank in two]
+    assert [one["known"] for one in found] == [80, 80]
+    assert sum(one["deleted"] for one in found) == 80
+    assert found[0]["left"] == []
+
+
 def test_other_numbers_of_ranks(root: Path, two: list[Found]) -> None:
-    three = launch(3, ["other_size:ddp", "other_size:fsdp", "again:fsdp"], root)
-    (one,) = launch(1, ["other_size:plain", "again:fsdp"], root)
+    of_three = "other_size:ddp,other_size:fsdp,again:fsdp"
+    run(str(HERE / "worker.py"), str(root), f"3={of_three}", "1=other_size:plain,again:fsdp")
+    three, (one,) = found_by(3, root), found_by(1, root)
     saved = {kind: two[0][f"interrupted:{kind}"]["whole"] for kind in ("ddp", "fsdp")}
     loaded = [found["other_size:" + kind] for found in three for kind in ("ddp", "fsdp")]
     for found in [*loaded, one["other_size:plain"]]:
@@ -187,31 +243,22 @@ def test_a_damaged_step_is_passed_over(
 KILLS = {"ddp": "dry,0:9,0:20:all", "fsdp": "dry,0:34,1:9,0:60:all,0:70"}
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_killed_in_the_midst_of_a_save(tmp_path: Path, kind: str) -> None:
-    check_kills(kind, tmp_path, KILLS[kind])
+def test_killed_in_the_midst_of_a_save(tmp_path: Path) -> None:
+    run(str(HERE / "killed.py"), str(tmp_path), *(f"{kind}={KILLS[kind]}" for kind in KILLS))
+    for kind in KILLS:
+        check_kills(tmp_path / f"killed-{kind}.json")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("half", [0, 1])
 def test_killed_at_each_operation_of_a_sharded_save(tmp_path: Path, half: int) -> None:
     points = [f"0:{number}" for number in range(30 + half, 86, 4)]
-    check_kills("fsdp", tmp_path, ",".join(["dry", *points]))
+    run(str(HERE / "killed.py"), str(tmp_path), ",".join(["fsdp=dry", *points]))
+    check_kills(tmp_path / "killed-fsdp.json")
 
 
-def check_kills(kind: str, directory: Path, points: str) -> None:
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        str(HERE / "killed.py"),
-        kind,
-        str(directory),
-        points,
-    ]
-    devnull = subprocess.DEVNULL
-    subprocess.run(command, check=True, timeout=300, stdin=devnull, stdout=devnull, stderr=devnull)
-    found = json.loads((directory / f"killed-{kind}.json").read_text())
+def check_kills(path: Path) -> None:
+    found = json.loads(path.read_text())
     right = dict(line.split() for line in found["dry"]["acks"])
     assert list(right) == ["2", "4", "6"] and found["dry"]["ended"] == [0, 0]
     for point, one in found.items():
@@ -230,54 +277,17 @@ def check_kills(kind: str, directory: Path, points: str) -> None:
         assert strange == [], f"{point}: left behind"
 
 
-def test_two_processes_delete_the_same_steps(tmp_path: Path) -> None:
-    """Neither minds what the other was faster with, and nothing is left."""
-    for step in range(40):
-        sharded = tmp_path / f"step_{step:012d}"
-        sharded.mkdir()
-        for name in ("__0_0.distcp", "__1_0.distcp", "trainer.pt", ".metadata"):
-            (sharded / name).write_bytes(b"some bytes")
-        (tmp_path / f"step_{step + 100:012d}.pt").write_bytes(b"some bytes")
-    program = (
-        "import sys; from pathlib import Path; from trainer_core.saving.retention import delete\n"
-        "paths = sorted(Path(sys.argv[1]).glob('step_*'))\n"
-        "print(len(paths), flush=True); sys.stdin.readline(); print(len(delete(paths)))"
-    )
-    pipe = subprocess.PIPE
-    both = [
-        subprocess.Popen(
-            [sys.executable, "-c", program, str(tmp_path)], stdin=pipe, stdout=pipe, text=True
-        )
-        for _ in range(2)
-    ]
-    try:
-        for one in both:
-            assert one.stdout is not None and one.stdout.readline() == "80\n"
-        for one in both:
-            assert one.stdin is not None
-            one.stdin.write("go\n")
-            one.stdin.flush()
-        deleted = [int(one.communicate(timeout=120)[0]) for one in both]
-    finally:
-        for one in both:
-            one.kill()
-    assert [one.returncode for one in both] == [0, 0]
-    assert sum(deleted) == 80 and os.listdir(tmp_path) == []
-
-
 def test_the_memory_of_a_plain_run_stays_plain() -> None:
     """Without torchrun nothing of several ranks is in a checkpoint, and nothing of them imported."""
     one = runs.trainer("plain", None)
     one.fit(2)
     assert {"ranks", "sharded", "buffers"}.isdisjoint(one.state_dict())
     program = (
-        "import sys, trainer_core; print([name for name in sys.modules if name.startswith("
-        "('torch.distributed.checkpoint', 'torch.distributed.tensor', 'torch.distributed.fsdp'))])"
+        "import sys, torch; before = set(sys.modules); import trainer_core; "
+        "print([name for name in set(sys.modules) - before if name.startswith(("
+        "'torch.distributed.checkpoint', 'torch.distributed.tensor', 'torch.distributed.fsdp'))])"
     )
-    import_alone = [sys.executable, "-c", "import sys, torch; " + program.split("; ", 1)[1]]
-    with_core, bare = (
-        subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        for command in ([sys.executable, "-c", program], import_alone)
-    )
-    assert with_core == bare
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_S)
+    assert done.stdout == "[]\n"
     assert torch.distributed.is_initialized() is False

@@ -1,6 +1,7 @@
-"""What one rank does under torchrun: `worker.py SCENARIO DIRECTORY`; writes what came of it as JSON.
+"""What each rank does: `worker.py DIRECTORY SCENARIOS`, under torchrun.
 
-Several ranks run it; each writes `<scenario>-<rank>.json` into the directory.
+Or `worker.py DIRECTORY 3=SCENARIOS 1=SCENARIOS`: then this process imports torch once, and forks
+the ranks of one run after the other. Each rank writes what came of it to `found-<size>-<rank>.json`.
 """
 
 from __future__ import annotations
@@ -18,12 +19,18 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint
+import torch.distributed.fsdp  # both are costly: once, for all that are forked off
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from tests.trainer_core.site import runs
+from tests.trainer_core.site.killed import forked
 from trainer_core import CheckpointManager
+from trainer_core.precision import PrecisionPlan
+from trainer_core.saving.retention import delete
 
 STEPS, CUT = 9, 6
-ROOT = Path(sys.argv[2])
+ROOT = Path(sys.argv[1])
 
 
 def interrupted(kind: str) -> dict[str, Any]:
@@ -188,7 +195,122 @@ def again(kind: str) -> dict[str, Any]:
     return {**runs.end(one), "files": sorted(os.listdir(directory / "step_000000000009"))}
 
 
+def failing(kind: str) -> dict[str, Any]:
+    """A callback raises on rank 1 alone, at a step that is to be saved; then on rank 0."""
+    import logging
+
+    class Lines(logging.Handler):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lines: list[str] = []
+
+        def emit(self, record: logging.LogRecord) -> None:
+            self.lines.append(record.getMessage())
+
+    class Fail:
+        def __init__(self, rank: int) -> None:
+            self.rank = rank
+
+        def on_step_end(self, trainer: Any, step: int, metrics: Any) -> None:
+            if step == 3 and dist.get_rank() == self.rank:
+                raise LookupError(f"no words for rank {self.rank}")
+
+    found: dict[str, Any] = {}
+    for rank in (1, 0):
+        heard = Lines()
+        logger = logging.getLogger(f"failing-{kind}-{rank}")
+        logger.setLevel(logging.INFO)
+        logger.addHandler(heard)
+        directory = ROOT / f"failing-{kind}-{rank}"
+        options: dict[str, Any] = {"logger": logger, "save_on_exception": True}
+        one = runs.trainer(kind, directory, callbacks=[Fail(rank)], **options)
+        words = _error(lambda one=one: one.fit(CUT))
+        dist.barrier()
+        found[str(rank)] = {
+            "words": words,
+            "lines": heard.lines,
+            "left": sorted(os.listdir(directory)),
+        }
+        dist.barrier()
+    return found
+
+
+def averaged(kind: str) -> dict[str, Any]:
+    """Averaged weights, sharded like the model: saved, gone on from, and used in its place."""
+
+    def make(directory: Path | None, seed: int = 7) -> Any:
+        model = runs.net(seed)
+        ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+        runs.wrapped(ema.module, kind)
+        return runs.trainer(kind, directory, seed=seed, model=model, ema=ema)
+
+    whole = make(None)
+    whole.fit(CUT)
+    make(ROOT / f"averaged-{kind}").fit(3)
+    second = make(ROOT / f"averaged-{kind}", seed=77)
+    second.fit(CUT, resume="must")
+    found = {
+        name: runs.bits(one.ema.state_dict())
+        for name, one in (("whole", whole), ("resumed", second))
+    }
+    second.model.eval(), second.ema.module.eval()
+    given = torch.ones(3, runs.FEATURES)
+
+    def answers(model: torch.nn.Module) -> list[list[float]]:
+        with torch.no_grad():
+            result: list[list[float]] = model(given).tolist()
+        return result
+
+    found |= {"model": answers(second.model), "average": answers(second.ema.module)}
+    with second.averaged_weights():
+        found["within"] = answers(second.model)
+    found["after"] = answers(second.model)
+    alike = lambda: runs.trainer(kind, None, ema=AveragedModel(runs.net()))  # noqa: E731
+    return {**found, "not sharded": _error(alike)}
+
+
+def scaled(kind: str) -> dict[str, Any]:
+    """Rank 1 alone meets an infinite loss: all ranks skip that step, and the scale is kept."""
+    calls = [0]
+
+    def loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        calls[0] += 1
+        is_bad = calls[0] == 3 and dist.get_rank() == 1
+        return runs.loss(model, batch) * (float("inf") if is_bad else 1.0)
+
+    plan = PrecisionPlan("fp16", autocast_enabled=False, use_scaler=True)
+    directory = ROOT / f"scaled-{kind}"
+    one = runs.trainer(kind, directory, loss_fn=loss, precision=plan)
+    one.fit(3)
+    two = runs.trainer(kind, directory, seed=76, precision=plan)
+    two.resume(two.checkpoint_manager.load_latest())
+    scales = [each.state_dict()["scaler"]["scale"] for each in (one, two)]
+    return {"calls": calls[0], "scales": scales, "weights": [runs.weights(one), runs.weights(two)]}
+
+
+def deleting(kind: str) -> dict[str, Any]:
+    """Two processes delete the same steps at once."""
+    directory = ROOT / "deleting"
+    if dist.get_rank() == 0:
+        for step in range(40):
+            sharded = directory / f"step_{step:012d}"
+            sharded.mkdir(parents=True)
+            for name in ("__0_0.distcp", "__1_0.distcp", "trainer.pt", ".metadata"):
+                (sharded / name).write_bytes(b"some bytes")
+            (directory / f"step_{step + 100:012d}.pt").write_bytes(b"some bytes")
+    dist.barrier()
+    paths = sorted(directory.glob("step_*"))
+    dist.barrier()
+    deleted = len(delete(paths))
+    dist.barrier()
+    return {"known": len(paths), "deleted": deleted, "left": os.listdir(directory)}
+
+
 SCENARIOS = {
+    "averaged": averaged,
+    "deleting": deleting,
+    "failing": failing,
+    "scaled": scaled,
     "clocks": clocks,
     "locked": locked,
     "again": again,
@@ -200,27 +322,48 @@ SCENARIOS = {
 }
 
 
+def rank_of(size: int, rank: int, names: list[str]) -> None:
+    """One rank's whole life. Without a group, it is a process alone."""
+    found = {}
+    for name in names:
+        scenario, _, kind = name.partition(":")
+        if kind == "fsdp" and not dist.is_initialized():  # sharded over one
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        found[name] = SCENARIOS[scenario](kind)
+        if dist.is_initialized():
+            dist.barrier()
+    Path(ROOT, f"found-{size}-{rank}.json").write_text(json.dumps(found))
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def fork_ranks(size: int, names: list[str]) -> int:
+    """All ranks of a run, in processes of their own. The first exit code that is not 0."""
+
+    def rank(number: int) -> None:
+        os.environ |= {"RANK": str(number), "WORLD_SIZE": str(size)}
+        if size > 1:
+            where = f"file://{ROOT}/.store-{size}"
+            dist.init_process_group("gloo", init_method=where, rank=number, world_size=size)
+        rank_of(size, number, names)
+
+    started = [forked(lambda number=number: rank(number), sys.stderr) for number in range(size)]
+    ended = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in started]
+    return next((code for code in ended if code), 0)
+
+
 def main() -> int:
     runs.quiet()
     torch.set_num_threads(1)
-    alone = "RANK" not in os.environ
-    if not alone:
+    if "RANK" in os.environ:
         dist.init_process_group("gloo")
-    rank = 0 if alone else dist.get_rank()
-    found = {}
-    for name in sys.argv[1].split(","):
-        scenario, _, kind = name.partition(":")
-        if alone and kind == "fsdp":  # sharded over one
-            store = dist.HashStore()
-            dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-            alone = False
-        found[name] = SCENARIOS[scenario](kind)
-        if not alone:
-            dist.barrier()
-    size = dist.get_world_size() if dist.is_initialized() else 1
-    Path(ROOT, f"found-{size}-{rank}.json").write_text(json.dumps(found))
-    if not alone:
-        dist.destroy_process_group()
+        rank_of(dist.get_world_size(), dist.get_rank(), sys.argv[2].split(","))
+        return 0
+    for run in sys.argv[2:]:
+        size, _, names = run.partition("=")
+        code = fork_ranks(int(size), names.split(","))
+        if code:
+            return code
     return 0
 
 

@@ -168,7 +168,7 @@ def _own_share(training: torch.Tensor, options: argparse.Namespace) -> torch.Ten
     """The part of the text that is this node's; from here on it draws its own random numbers."""
     index, count = shard_for(options.node_id, _nodes(options))
     torch.manual_seed(seed_for(options.node_id, options.seed))
-    return torch.cat(training.split(BLOCK)[index::count])
+    return torch.cat(torch.split(training, BLOCK)[index::count])
 
 
 def _config(options: argparse.Namespace, characters: int) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def split_text(path: Path | None = None) -> Split:
         characters = own_text().characters
     else:
         characters = encode(path.read_text(encoding="utf-8", errors="replace"))
-    blocks = characters.split(BLOCK)
+    blocks = torch.split(characters, BLOCK)
     training = [block for number, block in enumerate(blocks) if number % 10 != 9]
     held_out = [block for number, block in enumerate(blocks) if number % 10 == 9]
     if not held_out:

@@ -177,6 +177,7 @@ def test_undo_takes_the_newest_first_or_the_one_that_is_named(run: Path) -> None
 def test_ids_ascend_within_a_second_and_when_the_clock_goes_back(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Case E03: folders that are named by the second never collide."""
     moments = [1_800_000_000] * 11 + [1_700_000_000, 1_800_000_001]
     ids = []
     for moment in moments:
