@@ -7,9 +7,7 @@ What one of them raises is raised by all, in the same words: nobody waits for th
 
 from __future__ import annotations
 
-import atexit
 import pickle
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from datetime import timedelta
@@ -32,17 +30,6 @@ LEAVING = timedelta(minutes=1)
 """How long a rank that has failed waits for the others, to tell them."""
 
 
-_all_sites: weakref.WeakSet[Site] = weakref.WeakSet()
-
-
-@atexit.register
-def _let_go() -> None:
-    """Lets no group live on into the interpreter's own end, when its threads cannot end well."""
-    _sites.clear()
-    for site in list(_all_sites):
-        site.group = None
-
-
 class Site:
     """All ranks of the default process group, as one of them sees them.
 
@@ -53,7 +40,6 @@ class Site:
     def __init__(self, rank: int, size: int, group: Any, beside: Site | None = None) -> None:
         self.rank, self.size, self.group = rank, size, group
         self.beside = self if beside is None else beside
-        _all_sites.add(self)
 
     @property
     def leads(self) -> bool:

@@ -21,9 +21,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 import torch
+import torch._dynamo  # which every optimizer imports
 import torch.distributed as dist
 import torch.distributed.checkpoint
-import torch.distributed.fsdp  # both are costly: once, for all that are forked off
+import torch.distributed.fsdp  # all of these are costly: once, for all that are forked off
 
 from tests.trainer_core.site import runs
 from trainer_core import CheckpointManager

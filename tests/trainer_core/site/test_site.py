@@ -240,7 +240,7 @@ def test_a_damaged_step_is_passed_over(
     assert (tmp_path / "run" / "step_000000000006").is_dir()
 
 
-KILLS = {"ddp": "dry,0:9,0:20:all", "fsdp": "dry,0:34,1:9,0:60:all,0:70"}
+KILLS = {"ddp": "dry,0:9,0:20:all", "fsdp": "dry,1:9,0:60:all,0:70"}
 
 
 def test_killed_in_the_midst_of_a_save(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_killed_in_the_midst_of_a_save(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("half", [0, 1])
 def test_killed_at_each_operation_of_a_sharded_save(tmp_path: Path, half: int) -> None:
-    points = [f"0:{number}" for number in range(30 + half, 86, 4)]
+    points = [f"0:{number}" for number in range(30 + 4 * half, 86, 8)]
     run(str(HERE / "killed.py"), str(tmp_path), ",".join(["fsdp=dry", *points]))
     check_kills(tmp_path / "killed-fsdp.json")
 
