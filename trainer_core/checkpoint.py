@@ -141,8 +141,9 @@ class CheckpointManager:
         """Makes this process the only writer of the directory, until `close`; `save` does it too.
 
         The directory is made if it is missing. Raises CheckpointError where another process writes
-        there, naming it; and where the checkpoints there are those of another run. `load_latest`
-        and `resumed_from` make their run this one; a `run_id` that is theirs does, too.
+        there, naming it; where the checkpoints there are those of another run; and where another
+        trainer of this run has saved since. `load_latest` and `resumed_from` make their run this
+        one; a `run_id` that is theirs does, too.
         """
         identity = self._saver.identity
         identity.run_id = self.led(self._claim)
@@ -154,7 +155,7 @@ class CheckpointManager:
 
     def resumed_from(self, state: Mapping[str, Any]) -> None:
         """Takes note that the run goes on from this checkpoint, wherever it was loaded from."""
-        self._saver.identity.resumed_from(state)
+        self._saver.resumed_from(state)
 
     def should_save(self, step: int) -> bool:
         """Whether a checkpoint is due after `step`: enabled, positive, and on an interval.
@@ -315,7 +316,7 @@ class CheckpointManager:
 
             state = load_together(self._site, load)
         if state is not None:
-            self.resumed_from(state)
+            self._saver.resumed_from(state, is_newest=True)
         return state
 
     def prune(self) -> list[Path]:

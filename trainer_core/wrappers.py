@@ -56,6 +56,12 @@ def plain_name(model: torch.nn.Module, name: str) -> str:
     return _without(_prefixes(model), name)
 
 
+def plain_names(model: torch.nn.Module) -> dict[int, str]:
+    """The name of each parameter without wrappers, by the parameter's `id`."""
+    prefixes = _prefixes(model)
+    return {id(one): _without(prefixes, name) for name, one in model.named_parameters()}
+
+
 def _prefixes(model: torch.nn.Module) -> list[tuple[str, str]]:
     """What the wrappers in a model put before names, and what remains of it; deepest first."""
     found = []

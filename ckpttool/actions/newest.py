@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 VALID = "valid"
 NOT_AS_RECORDED = "not-as-recorded"
+INCOMPLETE = "incomplete"
 _FAMILIES = {"TRU": 0, "FIL": 1, "SHD": 1, "SCH": 2}
 # States of verification that say nothing of the file: neither that it is good nor that it is bad.
 _UNCHECKED = frozenset({"unreadable", "changing"})
@@ -132,6 +133,8 @@ def judge(
         report = verify(file.path, quick=quick, progress=progress)
     except UnreadableError as error:
         return Judged(file, error.reason, [], unchecked=True)
+    if not report.files:  # a directory by a step's name in which nothing lies
+        return Judged(file, INCOMPLETE, [])
     state = report.files[0].state
     judged = Judged(file, state, report.findings, state in _UNCHECKED)
     if records is None or not judged.is_valid:

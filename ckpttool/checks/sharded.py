@@ -91,7 +91,7 @@ class MetadataMissing(ShardedCheck):
     codes = ("sharded-metadata-missing",)
     title = "A sharded step has no metadata"
     meaning = (
-        "A directory of shards lacks `.metadata`, which is written last: its writer was killed, or"
+        "A directory of shards lacks `.metadata`, written after them: its writer was killed, or"
         " the copy did not bring it along. The step is incomplete."
     )
     why = "Nothing says which tensors there are and where; a run must not resume from it."
@@ -294,6 +294,22 @@ class Unclaimed(ShardedCheck):
         return f"{anomaly.facts['length']:,} bytes of it belong to nothing that the metadata names"
 
 
+class ShardOfAnotherSave(ShardedCheck):
+    id = "SHD113"
+    codes = ("sharded-shard-differs",)
+    title = "A shard is not the one that the step was saved with"
+    meaning = (
+        "The size or SHA-256 of a shard is not what the file of the rank that wrote it records"
+        " under `shards`, or no rank records it while all record theirs. Steps saved without this"
+        " key are not held against it. `--quick` compares sizes only."
+    )
+    why = (
+        "Shards of two steps look alike to `.metadata`: mixed together, they load in silence, and a"
+        " run goes on from weights that never belonged together."
+    )
+    mends = "Copy the step's own shards again from their source, or resume from another step."
+
+
 def missing_files(finding: Finding) -> list[str]:
     """The names of the files whose absence a finding states."""
     if finding.id == ShardMissing.id:
@@ -320,4 +336,5 @@ CHECKS: tuple[type[ShardedCheck], ...] = (
     RankFileWrong,
     Transformed,
     Unclaimed,
+    ShardOfAnotherSave,
 )

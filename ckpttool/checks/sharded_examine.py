@@ -55,7 +55,7 @@ def judge_sharded(
         found += check_items(sharded, depth, workers)
     found += _trainer(sharded, step, depth, workers)
     found += sharded.rank_anomalies()
-    if not depth.quick and workers is not None:
+    if workers is not None:
         found += _ranks(sharded, step, depth, workers)
     anomalies = [one for one in found if isinstance(one, Anomaly)]
     findings = [one for one in found if isinstance(one, Finding)]
@@ -124,9 +124,14 @@ def _named_files(about: Any) -> list[str]:
 def _ranks(
     sharded: ShardedStep, step: int | None, depth: Depth, workers: Workers
 ) -> Iterator[Finding | Anomaly]:
-    """The file of each rank: whole, and of that rank, of this run, of this step."""
+    """The file of each rank: whole, and of that rank, of this run, of this step; and its shards.
+
+    With a quick depth, only the sizes that they record for the shards are compared.
+    """
+    from ckpttool.checks.sharded_digests import check_digests
     from ckpttool.model.checkpoint import open_checkpoint
 
+    trees: dict[str, Any] = {}
     world = sharded.world_size
     if sharded.trainer is not None and sharded.trainer.step is not None:
         step = sharded.trainer.step  # that its name says another one is said already
@@ -134,8 +139,9 @@ def _ranks(
         if world is not None and rank >= world:
             continue  # a leftover
         path = sharded.file(name)
-        found = list(_examine_file(path, None, depth, workers))
-        yield from (one for one in found if one.id not in _NOT_OF_SIDECARS)
+        if not depth.quick:
+            found = _examine_file(path, None, depth, workers)
+            yield from (one for one in found if one.id not in _NOT_OF_SIDECARS)
         try:
             with open_checkpoint(path, limits=depth.limits) as checkpoint:
                 tree = checkpoint.tree if checkpoint.readable else None
@@ -143,9 +149,13 @@ def _ranks(
             continue  # said already
         if tree is None:
             continue
+        trees[name] = tree
+        if depth.quick:
+            continue
         problem = _rank_problem(tree, rank, world, step) or _rng_problem(tree)
         if problem:
             yield Anomaly("sharded-rank-differs", name, rank=rank, problem=problem)
+    yield from check_digests(sharded, trees, depth, workers)
 
 
 def _rank_problem(tree: Any, rank: int, world: int | None, step: int | None) -> str | None:

@@ -1,10 +1,11 @@
 """A sharded step: a directory that `torch.distributed.checkpoint` wrote, with what lies beside it.
 
     step_000000000004/
-    ├── .metadata          which tensors there are, and where their pieces lie; written last
+    ├── .metadata          which tensors there are, and where their pieces lie; DCP's last file
     ├── __0_0.distcp       a shard: one archive of torch's for each piece, one behind another
     ├── trainer.pt         counters, config, precision, random numbers: all but the tensors
-    └── rank_00000.pt      what belongs to one process of the run, by its global rank
+    └── rank_00000.pt      what belongs to one process of the run, by its global rank, and under
+                           "shards" size and SHA-256 of each shard that this process wrote
 
 Opening one reads `.metadata` and lists the directory; no shard is touched.
 """

@@ -21,6 +21,9 @@ from safetensors.torch import load_file
 
 from benchmarks.diloco_replay import audited, commit_files, replayed
 from tests.trainer_core.diloco.faulty import Faults, FaultyStore, History
+from tests.trainer_core.diloco.threads import (
+    heartbeats_end_with_their_test,  # noqa: F401 - used by every test here
+)
 from trainer_core.diloco import DumbDiLoCoCoordinator, Store
 from trainer_core.diloco.lease import LeaseError
 

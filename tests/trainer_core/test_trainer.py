@@ -566,6 +566,7 @@ def test_a_checkpoint_holds_what_torch_says(tmp_path: Path) -> None:
     assert list(state) == [
         *("model", "optimizer", "scaler", "scheduler", "step", "samples", "tokens", "config"),
         *("rng", "coordinator", "precision", "data", "modes", "environment"),
+        "optimizer_names",
         *("run_id", "parent_step"),
     ]
     assert same(state["model"], model.state_dict())

@@ -148,12 +148,16 @@ class CommitLog:
         self._half: tuple[str, bytes, float] | None = None
 
     def pointer(self) -> Pointer | None:
-        """What readers poll; None if nothing was ever committed. Raises LogError."""
+        """What readers poll; None if nothing was ever committed, or it is damaged: the commits
+        themselves say it all. Raises LogError where it is another program's.
+        """
         try:
-            raw = self._store.read(POINTER, 0, _MOST_POINTER)
+            document = _document(self._store.read(POINTER, 0, _MOST_POINTER), POINTER)
         except MissingError:
             return None
-        document = _document(raw, POINTER)
+        except HalfWrittenError as error:
+            logger.warning("%s; the newest commit is looked for instead", error)
+            return None
         step, name = document.get("outer_step"), document.get("model_file")
         if type(step) is not int or step < 0 or not isinstance(name, str):
             raise LogError(f"{POINTER} has no outer step and model file")

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from trainer_core.state import CheckpointError
+from trainer_core.wrappers import plain_names
 
 # Options that torch gave to optimizers that existed already: older files are whole without them.
 NEWER_OPTIONS = frozenset(
@@ -107,6 +108,39 @@ def check_optimizer(
     if type(optimizer).__module__.startswith("torch.optim"):
         _check_options(saved, optimizer)
         _check_state(saved, optimizer, model)
+
+
+def names_by_group(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> list[list[str | None]]:
+    """The names that the optimizer's parameters have in the model, in order, group by group.
+
+    None stands for one that the model does not have.
+    """
+    names = plain_names(model)
+    return [
+        [names.get(id(parameter)) for parameter in group["params"]]
+        for group in optimizer.param_groups
+    ]
+
+
+def check_order(saved: Any, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raises CheckpointError where the optimizer has the saved parameters in another order.
+
+    `saved` is what `names_by_group` gave then, None in older files. torch would give each the state
+    of another one; names that differ are for the model to refuse.
+    """
+    own = names_by_group(model, optimizer)
+    if not isinstance(saved, (list, tuple)) or len(saved) != len(own):
+        return
+    for index, (then, now) in enumerate(zip(saved, own, strict=True)):
+        if list(then) != now and None not in now and set(then) == set(now):
+            at = next(i for i, (a, b) in enumerate(zip(then, now, strict=True)) if a != b)
+            raise CheckpointError(
+                f"optimizer.param_groups.{index}: has its parameters in another order: "
+                f"{now[at]} where {then[at]} was, so each would get the state of another "
+                '(allow_partial=("optimizer",) goes on without that state)'
+            )
 
 
 def check_loaded_options(optimizer: torch.optim.Optimizer) -> None:

@@ -22,6 +22,7 @@ from trainer_core.resuming import resume as resuming
 from trainer_core.resuming.auto_resume import checked_way, newest_state
 from trainer_core.resuming.comparing import differences
 from trainer_core.resuming.facts import environment
+from trainer_core.resuming.fitting import check_order, names_by_group
 from trainer_core.resuming.modes import modes_of, set_modes
 from trainer_core.resuming.parts import Parts
 from trainer_core.resuming.resume import ResumeWarning
@@ -130,6 +131,8 @@ class Resumable:
             sections |= more_sections(self.model, self.dataloader, sections["data"])
         if has_shards(self.model):
             sections["sharded"] = {"parameters": parameter_names(self.model, self.optimizer)}
+        else:  # torch keeps an optimizer's state by position alone
+            sections["optimizer_names"] = names_by_group(self.model, self.optimizer)
         if self._partial is not None:
             parts = self._partial, self.model, self.optimizer, self.accumulation_steps
             sections["accumulation"] = partial_section(*parts)
@@ -194,6 +197,8 @@ class Resumable:
         failed = restore_rng_state(rng)
         partial, told = self._checked_partial(state, "accumulation" in allowed)
         told += self._grave(failed, rng, "rng" in allowed)
+        if "optimizer" not in allowed:
+            check_order(state.get("optimizer_names"), self.model, self.optimizer)
         parts = self._parts()
         unlike = unkept + differences(
             state,

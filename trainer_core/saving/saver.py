@@ -14,14 +14,14 @@ import threading
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckpttool.errors import RefusedError
 from ckpttool.model.directory import scan
 from ckpttool.model.names import POINTER_NAME
-from ckpttool.model.pointer import read_pointer
+from ckpttool.model.pointer import Pointer, read_pointer
 from trainer_core.atomic import json_bytes
 from trainer_core.saving.async_lane import Lane
 from trainer_core.saving.container import Container, content_of
@@ -30,6 +30,7 @@ from trainer_core.saving.kept_steps import KeptSteps
 from trainer_core.saving.publishing import Content, Written, publish
 from trainer_core.saving.run_identity import RunIdentity, owner_by_pointer, owner_of
 from trainer_core.saving.staging import Staging
+from trainer_core.state import CheckpointError
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +66,12 @@ def _one_of(name: str, value: str, *allowed: str) -> None:
         raise ValueError(f"{name} must be {' or '.join(map(repr, allowed))}, not {value!r}")
 
 
+def _alike(one: Pointer, other: Pointer) -> bool:
+    """Whether two pointers name the same file, as far as they say what is in it."""
+    hashes = {pointer.extra.get("sha256") for pointer in (one, other)} - {None}
+    return (one.step, one.file) == (other.step, other.file) and len(hashes) < 2
+
+
 class Saver:
     """Saves the steps of one run into one directory.
 
@@ -83,6 +90,7 @@ class Saver:
         self._hold: Hold | None = None
         self._let_go: Callable[[], object] | None = None
         self._last: tuple[str, Written] | None = None
+        self._seen: Pointer | None = None
 
     def claim(self) -> None:
         """Takes the directory's lock and looks whose checkpoints are there.
@@ -97,12 +105,34 @@ class Saver:
             return
         hold = Hold(where, self.identity.run_id, self.policy.lock_patience)
         try:
-            self.identity.settle(where, owner_of(scan(where)))
+            found = scan(where)
+            self.identity.settle(where, owner_of(found))
+            self._refuse_if_overtaken(found.pointer)
         except BaseException:
             hold.release()
             raise
         self._hold = hold
         self._let_go = weakref.finalize(self, hold.release)
+
+    def resumed_from(self, state: Mapping[str, Any], *, is_newest: bool = False) -> None:
+        """Takes note of what the run goes on from, and of where the directory stands meanwhile.
+
+        `is_newest`: it was just loaded by the pointer.
+        """
+        self.identity.resumed_from(state)
+        if is_newest or self._seen is None:
+            self._seen = read_pointer(self.directory)
+
+    def _refuse_if_overtaken(self, now: Pointer) -> None:
+        """Between two claims others of the same run may have saved steps that nobody here knows."""
+        seen, own = self._seen, self.identity.parent_step
+        if seen is None or own is None or now.step is None or now.step < own or _alike(seen, now):
+            return
+        raise CheckpointError(
+            f"{self.directory}: step {now.step} was saved there since by another trainer of this "
+            f"run, while this one stands at step {own}: it would write over what that one has "
+            "done. Resume from it (load_latest), or use another directory."
+        )
 
     def begin(self) -> None:
         """`claim`, with what the system refuses handled as that of a save."""
@@ -185,6 +215,7 @@ class Saver:
         """Writes the pointer, with all that is known of the file."""
         target: dict[str, Any] = {"step": step, "file": file} | self._facts_of(file)
         publish(json_bytes(target), self.directory / POINTER_NAME, sync=self.policy.durable)
+        self._seen = read_pointer(self.directory)
 
     def _begin(self, step: int, path: Path, state: Any, then: Callable[[int, Path], None]) -> None:
         content = content_of(self.identity.marked(state))

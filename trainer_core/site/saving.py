@@ -26,7 +26,9 @@ from trainer_core.site.per_rank import BUFFERS, own_section
 from trainer_core.site.per_rank import KEY as RANKS
 from trainer_core.site.ranks import Site
 from trainer_core.site.sharded import (
+    SHARDS,
     TRAINER_NAME,
+    digests_of,
     is_sharded,
     local_bytes,
     rank_file_name,
@@ -97,8 +99,8 @@ class _ShardedSave:
         needed = site.sum(local_bytes(tensors))[0]
         temporary = site.first(lambda: self._temporary(needed))
         try:
-            site.every(lambda: self._write_beside(temporary, rest, own))
-            site.every(lambda: write_shards(tensors, temporary, site, sync=self.sync))
+            shards = site.every(lambda: write_shards(tensors, temporary, site, sync=self.sync))
+            site.every(lambda: self._write_beside(temporary, rest, own, shards))
             site.first(lambda: self._commit(temporary))
         except BaseException:
             if site.leads:
@@ -110,10 +112,15 @@ class _ShardedSave:
         check_space(os.path.abspath(self.path), needed, self.saver.policy.min_free)
         return commit.make_temporary(self.path)
 
-    def _write_beside(self, directory: Path, rest: Any, own: dict[str, Any]) -> None:
-        """What is no shard, before the shards: `.metadata` is to come last."""
-        name = rank_file_name(self.site.rank)
-        publish(content_of(own), directory / name, sync=self.sync)
+    def _write_beside(
+        self, directory: Path, rest: Any, own: dict[str, Any], shards: list[str]
+    ) -> None:
+        """What is no shard, after the shards: each rank notes the digests of its own.
+
+        They bind the shards to this step: `.metadata` names them, but looks alike in all steps.
+        """
+        own = {**own, SHARDS: digests_of(directory, shards)}
+        publish(content_of(own), directory / rank_file_name(self.site.rank), sync=self.sync)
         if self.site.leads:
             publish(content_of(rest), directory / TRAINER_NAME, sync=self.sync)
 

@@ -2,14 +2,17 @@
 
 The shards hold tensors only, under full names (`model.<name>`, `optimizer.state.<name>.<part>`,
 `ema.<name>`); everything else is in `trainer.pt`. `torch.distributed.checkpoint` writes each rank's
-part and cuts the parts anew when another number of ranks reads them.
+part and cuts the parts anew when another number of ranks reads them. Then each rank notes size and
+SHA-256 of its shards in its own file: these bind them to the step. The rename that gives the
+directory its name publishes all of it at once.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from typing import Any
 import torch
 
 from ckpttool.errors import WriteError
+from ckpttool.io.durable import write_error
 from trainer_core.loop.stepping import named_parameters
 from trainer_core.resuming.fitting import places
 from trainer_core.resuming.loading import load_state
@@ -28,9 +32,11 @@ from trainer_core.site.ranks import Site
 from trainer_core.wrappers import own_state, plain_name, plain_state
 
 KEY = "sharded"
+SHARDS = "shards"
 TRAINER_NAME = "trainer.pt"
 _SECTIONS = ("model", "ema")
 _MOST_RANKS = 100_000
+_CHUNK_BYTES = 1 << 20
 
 
 def rank_file_name(rank: int) -> str:
@@ -132,20 +138,21 @@ def local_bytes(tensors: Any) -> int:
     return int(local.nbytes)
 
 
-def write_shards(tensors: dict[str, Any], path: Path, site: Site, *, sync: bool) -> None:
-    """Writes this rank's part into the directory `path`; rank 0 writes `.metadata` last.
+def write_shards(tensors: dict[str, Any], path: Path, site: Site, *, sync: bool) -> list[str]:
+    """Writes this rank's part into the directory `path`; then rank 0 writes `.metadata`.
 
-    All ranks call it. What goes wrong on one of them all raise, as WriteError where the system
-    refused.
+    Gives the names of the files that this rank wrote. All ranks call it. What goes wrong on one of
+    them all raise, as WriteError where the system refused.
     """
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_saver import save
 
     from trainer_core.site.writer import Writer
 
+    writer = Writer(path, sync)
     with _quiet():
         try:
-            save(tensors, storage_writer=Writer(path, sync), process_group=site.group)
+            save(tensors, storage_writer=writer, process_group=site.group)
         except CheckpointException as error:
             rank, (cause, _) = min(error.failures.items())
             words = f"{type(cause).__name__}: {cause}"
@@ -154,6 +161,27 @@ def write_shards(tensors: dict[str, Any], path: Path, site: Site, *, sync: bool)
                 failed.errno = cause.errno
                 raise failed from error
             raise RuntimeError(f"rank {rank} could not write its shard: {words}") from error
+    return writer.shards
+
+
+def digests_of(path: Path, shards: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """`size` (bytes) and `sha256` (hexadecimal) of each of these files in the directory `path`.
+
+    Read back, not taken while writing: it is what the file system has. Raises WriteError.
+    """
+    try:
+        return {name: _digest(path / name) for name in shards}
+    except OSError as error:
+        raise write_error(path, error) from error
+
+
+def _digest(path: Path) -> dict[str, Any]:
+    size, digest = 0, hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            size += len(chunk)
+            digest.update(chunk)
+    return {"size": size, "sha256": digest.hexdigest()}
 
 
 # Putting one together

@@ -203,7 +203,7 @@ def test_repair_goes_back_to_what_is_proven_and_undo_takes_it_back(damaged: Path
     }
     assert not verify(damaged).findings
     listed = json.loads(call("history", damaged, "--json").stdout)
-    assert "132" in call("history", damaged).output, listed  # KiB: with what the folders hold
+    assert "133" in call("history", damaged).output, listed  # KiB: with what the folders hold
     call("undo", damaged)
     assert content(damaged) == before
     call("repair", damaged, "--apply")

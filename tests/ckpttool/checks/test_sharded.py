@@ -112,16 +112,20 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str, set[str]]] = {
         {"SHD102"},
     ),
     "shard missing": (lambda s: shard(s, 1).unlink(), "incomplete", {"SHD103"}),
-    "shard empty": (lambda s: shard(s, 1).write_bytes(b""), "damaged", {"SHD104"}),
-    "shard cut": (lambda s: corrupt(shard(s, 1), cut_end, 100), "damaged", {"SHD104"}),
-    "shard longer": (lambda s: corrupt(shard(s), append, b"x" * 9), "valid", {"SHD112"}),
-    "a bit of a weight": (_flip_weight, "damaged", {"FIL109"}),
+    "shard empty": (lambda s: shard(s, 1).write_bytes(b""), "damaged", {"SHD104", "SHD113"}),
+    "shard cut": (lambda s: corrupt(shard(s, 1), cut_end, 100), "damaged", {"SHD104", "SHD113"}),
+    "shard longer": (
+        lambda s: corrupt(shard(s), append, b"x" * 9),
+        "damaged",
+        {"SHD112", "SHD113"},
+    ),
+    "a bit of a weight": (_flip_weight, "damaged", {"FIL109", "SHD113"}),
     "an entry zeroed": (
         lambda s: corrupt(shard(s), zero_range, WEIGHT_AT, WEIGHT_BYTES),
         "damaged",
-        {"SHD106"},
+        {"SHD106", "SHD113"},
     ),
-    "shards swapped": (_swap_shards, "damaged", {"SHD104", "SHD106", "SHD112"}),
+    "shards swapped": (_swap_shards, "damaged", {"SHD104", "SHD106", "SHD112", "SHD113"}),
     "a stale shard": (
         lambda s: shutil.copy(shard(s, 1), shard(s, 2)),
         "valid",
@@ -154,6 +158,59 @@ def test_each_damage_is_found(step: Path, name: str) -> None:
     else:  # said as of any file
         assert {"FIL105"} <= ids(report)
     assert (report.newest_valid == 4) == (expected == "valid")
+
+
+def _forget_digests(step: Path) -> None:
+    """As steps were saved before the ranks recorded their shards."""
+    import torch
+
+    for path in step.glob("rank_*.pt"):
+        own = torch.load(path, weights_only=True)
+        del own["shards"]
+        torch.save(own, path)
+
+
+def test_shards_of_two_steps_are_never_taken_for_one(fixtures: Path, tmp_path: Path) -> None:
+    """They have the same sizes, names, shapes and sound checksums: only their digests differ."""
+    run = Path(shutil.copytree(fixtures / "sharded", tmp_path / "run"))
+    two, four = run / "step_000000000002", run / FOUR
+    own = shard(four).read_bytes()
+    shutil.copy(shard(two), shard(four))
+    report = verify(run)
+    (found,) = (one for one in report.findings if one.id == "SHD113")
+    assert found.place.path == str(shard(four))
+    assert "is not the shard that this step was saved with" in found.words
+    assert {file.step: file.state for file in report.files} == {2: "valid", 4: "damaged"}
+    assert report.newest_valid == 2
+    shard(two).write_bytes(own)  # exchanged: neither is whole any more
+    report = verify(run)
+    assert [one.id for one in report.findings].count("SHD113") == 2
+    assert {file.state for file in report.files} == {"damaged"} and report.newest_valid is None
+    # Sizes alone say nothing here, and a quick look opens no shard.
+    assert {file.state for file in verify(run, quick=True).files} == {"valid"}
+    _forget_digests(four)
+    assert {file.step: file.state for file in verify(run).files} == {2: "damaged", 4: "valid"}
+
+
+def test_records_of_shards_that_do_not_fit(step: Path) -> None:
+    import torch
+
+    path = step / "rank_00001.pt"
+    own = torch.load(path, weights_only=True)
+    whole = own["shards"]["__1_0.distcp"]
+    for shards, expected in (
+        ({}, {"SHD113"}),  # nobody wrote a shard that the metadata names
+        ({"__1_0.distcp": whole, "__1_1.distcp": whole}, {"SHD113"}),  # one is gone, unnoticed
+        ({"__1_0.distcp": whole["sha256"]}, {"SHD110"}),
+        ({"__1_0.distcp": {**whole, "sha256": "0"}}, {"SHD110"}),
+        ([whole], {"SHD110"}),
+    ):
+        torch.save({**own, "shards": shards}, path)
+        report = verify(step)
+        assert (state(report), ids(report)) == ("damaged", expected)
+    torch.save(own, path)
+    corrupt(shard(step), append, b"x")
+    assert {"SHD113"} <= ids(verify(step, quick=True))
 
 
 def test_another_name_says_that_the_step_is_another(step: Path) -> None:

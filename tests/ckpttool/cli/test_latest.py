@@ -151,3 +151,11 @@ def test_what_is_proven_bad_is_passed_over_though_not_wholly_checked(tmp_path: P
     path.write_bytes(data)
     done = ckpttool("latest", tmp_path)
     assert (done.returncode, done.stdout) == (0, f"{tmp_path}/step_000000000004.pt\n")
+
+
+def test_an_empty_directory_by_a_steps_name_is_passed_over(tmp_path: Path) -> None:
+    write_step(tmp_path, 2)
+    (tmp_path / "step_000000000004").mkdir()
+    done = ckpttool("latest", tmp_path)
+    assert done.stdout == f"{tmp_path}/step_000000000002.pt\n"
+    assert "step 4 passed over: step_000000000004: incomplete" in done.stderr

@@ -6,6 +6,9 @@ import pytest
 
 from tests.trainer_core.diloco.hub_server import hub_server
 from tests.trainer_core.diloco.servers import SSHD, Server, s3_server, sftp_server
+from tests.trainer_core.diloco.threads import (
+    heartbeats_end_with_their_test,  # noqa: F401 - used by every test here
+)
 
 
 @pytest.fixture(scope="session")

@@ -150,10 +150,11 @@ def test_whatever_lies_there_instead_is_an_error_of_ours() -> None:
         with pytest.raises(LogError):
             log.read(1)
     for raw in (b"", b"{", b"\xff\xfe", b"[" * 100_000):
-        for name, read in ((commit_name(1), lambda: log.read(1)), (POINTER, log.pointer)):
-            store.write(name, raw)
-            with pytest.raises(PassingError):
-                read()
+        store.write(commit_name(1), raw)
+        with pytest.raises(PassingError):
+            log.read(1)
+        store.write(POINTER, raw)
+        assert log.pointer() is None  # the commits themselves say it all
     old = {"outer_step": 3, "updated_at": "now", "model_file": "global/latest.safetensors"}
     store.write(POINTER, json.dumps(old).encode())
     with pytest.raises(LogError, match="names no commit: it is of another program"):

@@ -345,3 +345,26 @@ def test_another_loader_after_the_resume_takes_the_place_over() -> None:
 def test_weights_too_great_to_be_summed_up_are_finite_all_the_same(state: dict[str, Any]) -> None:
     state["model"]["last.weight"][:] = 3e38
     trainer(9).resume(state)  # a warning would be an error
+
+
+class TwoAlike(nn.Module):
+    """Two layers of one shape: by position alone their moments could be taken for each other's."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__()
+        setattr(self, first, nn.Linear(2, 2))
+        setattr(self, second, nn.Linear(2, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.get_submodule("b")(self.get_submodule("a")(x)).square().mean()
+        return out
+
+
+def test_layers_that_were_declared_in_another_order_do_not_get_each_others_moments() -> None:
+    one = trainer(model=TwoAlike("a", "b"))
+    one.fit(3)
+    saved = copy.deepcopy(one.state_dict())
+    words = r"optimizer.param_groups.0: .* another order: b.weight where a.weight was"
+    refused(trainer(model=TwoAlike("b", "a")), saved, words)
+    del saved["optimizer_names"]  # as older files are: nothing tells
+    trainer(model=TwoAlike("b", "a")).resume(saved)

@@ -51,6 +51,51 @@ def test_a_seed_does_not_make_two_runs_the_same() -> None:
     assert ids[0] != ids[1]
 
 
+def test_a_trainer_that_was_overtaken_writes_over_nothing(tmp_path: Path) -> None:
+    """It stood still, say in a notebook, while another one resumed and trained on."""
+    stale = run_of(tmp_path, 2, 4)
+    stale.close()
+    other = CheckpointManager(tmp_path, keep_last=None)
+    assert other.load_latest() is not None
+    for step in (6, 8):
+        other.save(step, state_at(step))
+    other.close()
+    before = (tmp_path / name_of(6)).read_bytes()
+    with pytest.raises(CheckpointError, match="step 8 was saved there since .* stands at step 4"):
+        stale.save(6, state_at(6))
+    assert (tmp_path / name_of(6)).read_bytes() == before
+    assert pointer(tmp_path)["step"] == 8
+    assert stale.load_latest() is not None  # and now it knows
+    stale.save(10, state_at(10))
+    assert pointer(tmp_path)["step"] == 10
+    stale.close()
+
+
+def test_a_state_that_was_loaded_before_others_saved_is_overtaken(tmp_path: Path) -> None:
+    run_of(tmp_path, 2).close()
+    late = CheckpointManager(tmp_path, keep_last=None)
+    state = late.load_latest()
+    assert state is not None
+    other = CheckpointManager(tmp_path, keep_last=None)
+    other.load_latest()
+    other.save(4, state_at(4))
+    other.close()
+    late.resumed_from(state)  # as Trainer.resume does with it
+    with pytest.raises(CheckpointError, match="step 4 was saved there since"):
+        late.claim()
+
+
+def test_an_older_step_that_is_chosen_on_purpose_may_be_gone_on_from(tmp_path: Path) -> None:
+    run_of(tmp_path, 2, 4, 6).close()
+    manager = CheckpointManager(tmp_path, keep_last=None)
+    manager.resumed_from(torch.load(tmp_path / name_of(2), weights_only=True))
+    manager.save(4, state_at(4))
+    manager.close()
+    manager.save(5, state_at(5))  # it claims again, and nobody was here meanwhile
+    assert pointer(tmp_path)["step"] == 5
+    manager.close()
+
+
 def test_each_checkpoint_says_its_run_and_the_step_before(tmp_path: Path) -> None:
     manager = run_of(tmp_path, 2, 4, 6)
     run = manager.run_id

@@ -6,6 +6,7 @@ Each launch does many things, since starting torch in three processes is what co
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -108,6 +109,25 @@ def test_two_ranks(root: Path, two: list[Found], kind: str) -> None:
     assert [path.name[:17] for path in (root / f"signal-{kind}").glob("step_*")] == [
         "step_000000000004"
     ]
+
+
+def test_each_rank_records_its_shards(root: Path, two: list[Found]) -> None:
+    """Saved on the caller's thread, and on the lane beside it."""
+    for run in ("fsdp", "async-fsdp"):
+        steps = sorted(path for path in (root / run).glob("step_*") if path.is_dir())
+        assert steps
+        for step in steps:
+            for rank in range(2):
+                saved = torch.load(step / f"rank_{rank:05d}.pt", weights_only=True)
+                files = [path for path in step.glob("*.distcp") if path.name[2] == str(rank)]
+                assert files
+                assert saved["shards"] == {
+                    path.name: {
+                        "size": path.stat().st_size,
+                        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+                    }
+                    for path in files
+                }
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])

@@ -1,0 +1,128 @@
+"""Whether each shard is the one that its step was saved with.
+
+Each rank's file records, under "shards", size and SHA-256 of the shards that this rank wrote. They
+are what binds a shard to its step: `.metadata` of two steps differs in nothing that shows a mix.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ckpttool.checks import container as container_checks
+from ckpttool.errors import UnreadableError
+from ckpttool.findings import Place
+from ckpttool.formats.anomaly import Anomaly
+from ckpttool.io.reading import FileReader
+from ckpttool.model.inert import integer, what
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from ckpttool.checks.examine import Depth
+    from ckpttool.checks.measure import Meter, Workers
+    from ckpttool.findings import Finding
+    from ckpttool.model.sharded import ShardedStep
+
+KEY = "shards"
+_CHUNK_BYTES = 1 << 20
+_SHA256_DIGITS = 64
+_NOT_ITS_OWN = "it is not the shard that this step was saved with"
+
+
+class Recorded(NamedTuple):
+    """What the file `by` of a rank records of a shard: its size in bytes and its SHA-256."""
+
+    shard: str
+    size: int
+    sha256: str
+    by: str
+
+
+def check_digests(
+    sharded: ShardedStep, trees: Mapping[str, Any], depth: Depth, workers: Workers
+) -> Iterator[Finding | Anomaly]:
+    """Holds the shards against what the ranks' files record: `trees` are their contents, by name.
+
+    Files without the key say nothing of their shards. With a quick depth no shard is opened.
+    """
+    records: list[Recorded] = []
+    for by, tree in trees.items():
+        if isinstance(tree, dict) and KEY in tree:
+            found = _recorded(tree[KEY], by)
+            if found is None:
+                problem = f'its "{KEY}" is {what(tree[KEY])}, no record of sizes and SHA-256'
+                yield Anomaly("sharded-rank-differs", by, problem=problem)
+                return
+            records += found
+    yield from _strangers(sharded, trees, {one.shard for one in records})
+    sizes = sharded.listed.sizes
+    there = [one for one in records if one.shard in sizes]
+    for one in there:
+        if sizes[one.shard] != one.size:
+            problem = f"{_NOT_ITS_OWN}: {one.by} records {one.size:,} bytes, it has "
+            problem += f"{sizes[one.shard]:,}"
+            yield Anomaly("sharded-shard-differs", one.shard, problem=problem)
+    if depth.quick:
+        return
+    same = [one for one in there if sizes[one.shard] == one.size]
+
+    def work(one: Recorded) -> list[Finding | Anomaly]:
+        return list(_compare(sharded.file(one.shard), one, workers.meter))
+
+    for outcome in workers.map(work, same, sum(one.size for one in same)):
+        yield from outcome
+
+
+def _recorded(value: Any, by: str) -> list[Recorded] | None:
+    """The records in a rank's file; None where they make no sense."""
+    if not isinstance(value, dict):
+        return None
+    found = []
+    for shard, about in value.items():
+        size = integer(about.get("size")) if isinstance(about, dict) else None
+        sha256 = about.get("sha256") if isinstance(about, dict) else None
+        if not isinstance(shard, str) or size is None or not isinstance(sha256, str):
+            return None
+        if len(sha256) != _SHA256_DIGITS:
+            return None
+        found.append(Recorded(shard, size, sha256.lower(), by))
+    return found
+
+
+def _strangers(
+    sharded: ShardedStep, trees: Mapping[str, Any], recorded: set[str]
+) -> Iterator[Anomaly]:
+    """Shards that no rank wrote, where every rank says what it wrote; and those that are gone."""
+    named = set(sharded.metadata.files()) if sharded.metadata is not None else set()
+    world = sharded.world_size
+    told = [tree for tree in trees.values() if isinstance(tree, dict) and KEY in tree]
+    if world is not None and len(told) == world:
+        for shard in sorted((named & set(sharded.listed.sizes)) - recorded):
+            problem = f"{_NOT_ITS_OWN}: no rank records that it wrote it"
+            yield Anomaly("sharded-shard-differs", shard, problem=problem)
+    # What the metadata names and is not there is said already.
+    if sharded.metadata is not None:
+        for shard in sorted(recorded - named - set(sharded.listed.sizes)):
+            problem = "the shard is missing, and the metadata does not name it: it is of another"
+            yield Anomaly("sharded-shard-differs", shard[:120], problem=f"{problem} save")
+
+
+def _compare(path: str, one: Recorded, meter: Meter) -> Iterator[Finding | Anomaly]:
+    from hashlib import sha256
+
+    digest = sha256()
+    try:
+        with FileReader(path) as reader:
+            for chunk in reader.chunks(0, reader.size, chunk_bytes=_CHUNK_BYTES):
+                digest.update(chunk)
+                meter.add(0)  # so that an interruption ends it; the bytes are counted already
+            changed = reader.changed()
+    except UnreadableError as error:
+        yield container_checks.Unreadable.at(path, error.reason)
+        return
+    if changed:
+        words = "the shard changed or was replaced while it was read"
+        yield container_checks.ChangedWhileRead.finding(Place(path), words, "verify again")
+    elif digest.hexdigest() != one.sha256:
+        problem = f"{_NOT_ITS_OWN}: its SHA-256 is not the one that {one.by} records"
+        yield Anomaly("sharded-shard-differs", one.shard, problem=problem)
