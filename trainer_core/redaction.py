@@ -54,6 +54,15 @@ _BEFORE_LOGIN_TOKENS = frozenset(
 )
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _PASSWORD_IN_URL = re.compile(r"(?<=://)([^/\s:@]*):[^/\s@]+@")
+# What some services give out says what it is by its first letters.
+_BY_SHAPE = re.compile(
+    r"\b(?:gh[oprsu]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{20,}|hf_\w{20,}|sk-[\w-]{20,}"
+    r"|xox[abeprs]-[\w-]{10,}|AKIA[0-9A-Z]{16}|AIza[\w-]{30,})"
+    r"|(?<=hooks\.slack\.com/services/)[\w/]+"
+)
+# `?token=x&sig=y`, `HF_TOKEN=x`, `--api-key x`: a name, and its value in the same text.
+_ASSIGNED = re.compile(r"(?<![\w-])((?:--)?([A-Za-z][\w-]*)=|--([A-Za-z][\w-]*) +)([^\s&;\"']+)")
+_SIGNATURES = frozenset({"sig", "signature"})
 _AS_TEXT = (
     *(os.PathLike, uuid.UUID, decimal.Decimal, datetime.date, datetime.time, datetime.timedelta),
     *(range, complex),
@@ -68,9 +77,11 @@ def redact(config: Any) -> dict[str, Any] | None:
 
     Takes a mapping, a dataclass, an object with `to_dict()` or with attributes (argparse's
     Namespace), or None, which stays None. The value of a key such as token, password, secret,
-    api_key or credential, at any depth, becomes "<redacted>", unless it is None or a bool; so does
-    the password in a URL. Paths become text, enums their values, arrays lists; what is no data
-    becomes the name of its type. Redacting twice changes nothing. Raises TypeError for a config
+    api_key or credential, at any depth, becomes "<redacted>", unless it is None or a bool; so do,
+    within a text, the password in a URL, the value of such a name (`?token=`, `HF_TOKEN=`,
+    `--api-key `), and what is a token by its shape (`ghp_`, `hf_`, `sk-`, `AKIA`). Paths become
+    text, enums their values, arrays lists; what is no data becomes the name of its type. Redacting
+    twice changes nothing. Raises TypeError for a config
     that has no keys (a list, a string, a number).
     """
     if config is None:
@@ -110,7 +121,7 @@ def _plain(value: Any, parents: tuple[int, ...]) -> Any:
     if isinstance(value, enum.Enum):
         return _plain(value.value, parents)
     if isinstance(value, str):
-        return _PASSWORD_IN_URL.sub(rf"\1:{REDACTED}@", str(value))
+        return _text(str(value))
     if isinstance(value, (int, float)):
         return _base_number(value)
     if id(value) in parents or len(parents) > _MOST_DEPTH:
@@ -119,6 +130,18 @@ def _plain(value: Any, parents: tuple[int, ...]) -> Any:
         return _compound(value, (*parents, id(value)))
     except Exception:  # an object's own to_dict or __iter__ may do anything
         return _type_name(value)
+
+
+def _text(text: str) -> str:
+    """A text without passwords, tokens of known shape, and values of secret names inside it."""
+    text = _PASSWORD_IN_URL.sub(rf"\1:{REDACTED}@", text)
+    return _ASSIGNED.sub(_hide_assigned, _BY_SHAPE.sub(REDACTED, text))
+
+
+def _hide_assigned(found: re.Match[str]) -> str:
+    name = found[2] or found[3]
+    hide = is_secret_key(name) or name.lower() in _SIGNATURES
+    return found[1] + REDACTED if hide else found[0]
 
 
 def _compound(value: Any, parents: tuple[int, ...]) -> Any:

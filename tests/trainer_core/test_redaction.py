@@ -205,6 +205,30 @@ def test_a_password_in_a_url_is_hidden() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("text", "hidden"),
+    [
+        ("https://h/x?token=abc&page=2", "https://h/x?token=<redacted>&page=2"),
+        ("https://h/blob?sv=2024&sig=a%2Fb", "https://h/blob?sv=2024&sig=<redacted>"),
+        ("HF_TOKEN=abc python train.py", "HF_TOKEN=<redacted> python train.py"),
+        ("train.py --api-key abc --lr 0.1", "train.py --api-key <redacted> --lr 0.1"),
+        ("train.py --max-tokens 512 --seed=1", "train.py --max-tokens 512 --seed=1"),
+        ("use hf_" + "a1" * 16 + " here", "use <redacted> here"),
+        ("ghp_" + "Z9" * 18, "<redacted>"),
+        ("AKIA" + "B2" * 8, "<redacted>"),
+        ("sk-proj-" + "c3" * 20, "<redacted>"),
+        (
+            "https://hooks.slack.com/services/T0/B0/x9",
+            "https://hooks.slack.com/services/<redacted>",
+        ),
+        ("task-sk-1 of hf_hub and a=b", "task-sk-1 of hf_hub and a=b"),
+    ],
+)
+def test_secrets_within_a_text_are_hidden(text: str, hidden: str) -> None:
+    assert redact({"note": text, "list": [text]}) == {"note": hidden, "list": [hidden]}
+    assert redact({"note": hidden}) == {"note": hidden}
+
+
 def test_redacting_twice_changes_nothing() -> None:
     once = redact({"token": "x", "url": "a://b:c@d", "deep": Outer()})
     assert redact(once) == once

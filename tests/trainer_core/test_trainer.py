@@ -459,6 +459,14 @@ def test_a_scheduler_that_wants_a_metric_is_refused_at_once() -> None:
         trainer(model=model, optimizer=optimizer, scheduler=plateau)
 
 
+def test_a_scheduler_that_could_not_be_saved_is_refused_at_once() -> None:
+    class Moves:
+        def step(self) -> None: ...
+
+    with pytest.raises(TypeError, match="Moves is no scheduler: it has no state_dict"):
+        trainer(scheduler=Moves())
+
+
 def test_a_fit_of_no_step_is_refused() -> None:
     with pytest.raises(ValueError, match="max_steps"):
         trainer().fit(0)

@@ -34,12 +34,15 @@ def checked_clip(value: float | None) -> float | None:
 
 
 def checked_scheduler(scheduler: Any) -> Any:
-    """Raises TypeError for a scheduler that cannot be moved after each step."""
+    """Raises TypeError for a scheduler that cannot be moved after each step, or be saved."""
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise TypeError(
             "ReduceLROnPlateau needs a metric at each step, which a trainer does not have: "
             "step it in a callback"
         )
+    for method in ("step", "state_dict", "load_state_dict"):
+        if scheduler is not None and not callable(getattr(scheduler, method, None)):
+            raise TypeError(f"{type(scheduler).__name__} is no scheduler: it has no {method}()")
     return scheduler
 
 
