@@ -98,15 +98,15 @@ class Side:
 
     def train(self, steps: int) -> None:
         """Trains a new model for `steps` steps."""
-        raise NotImplementedError
+        raise NotImplementedError  # each side's own
 
     def save(self) -> None:
         """Writes a full training checkpoint after `train`, as this side does."""
-        raise NotImplementedError
+        raise NotImplementedError  # each side's own
 
     def resume(self, done: int) -> None:
         """Loads what `save` wrote after `done` steps, and makes one step more."""
-        raise NotImplementedError
+        raise NotImplementedError  # each side's own
 
     def remove(self) -> None:
         """Takes away what was saved."""

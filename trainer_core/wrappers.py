@@ -7,7 +7,7 @@ the names without it, so that a run may go on with or without the wrapper.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -51,15 +51,19 @@ def own_state(saved: Mapping[str, Any], model: torch.nn.Module) -> dict[str, Any
     return renamed
 
 
-def plain_name(model: torch.nn.Module, name: str) -> str:
-    """The name of one of the model's parameters or buffers without wrappers."""
-    return _without(_prefixes(model), name)
+def plain_namer(model: torch.nn.Module) -> Callable[[str], str]:
+    """Gives the names of the model's parameters and buffers without wrappers.
+
+    The model is walked once, here, and not for each name.
+    """
+    prefixes = _prefixes(model)
+    return lambda name: _without(prefixes, name)
 
 
 def plain_names(model: torch.nn.Module) -> dict[int, str]:
     """The name of each parameter without wrappers, by the parameter's `id`."""
-    prefixes = _prefixes(model)
-    return {id(one): _without(prefixes, name) for name, one in model.named_parameters()}
+    plain = plain_namer(model)
+    return {id(one): plain(name) for name, one in model.named_parameters()}
 
 
 def _prefixes(model: torch.nn.Module) -> list[tuple[str, str]]:

@@ -166,7 +166,7 @@ class FileCheck(Check):
     @classmethod
     def look(cls, subject: FileSubject) -> Iterator[Finding]:
         """The findings of this kind in a file."""
-        raise NotImplementedError
+        raise NotImplementedError  # each check's own
 
 
 class Examined:
@@ -231,7 +231,7 @@ class DirectoryCheck(Check):
     @classmethod
     def look(cls, subject: DirectorySubject) -> Iterator[Finding]:
         """The findings of this kind in a directory."""
-        raise NotImplementedError
+        raise NotImplementedError  # each check's own
 
 
 _OPTION = re.compile(r"--?[a-z][a-z-]*\Z")

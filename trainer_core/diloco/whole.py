@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from trainer_core.site.ranks import Site
-from trainer_core.wrappers import plain_name, plain_state
+from trainer_core.wrappers import plain_namer, plain_state
 
 
 class WholeModel(torch.nn.Module):
@@ -36,7 +36,8 @@ class Gathering:
             model.named_parameters(remove_duplicate=False),
             model.named_buffers(remove_duplicate=False),
         )
-        self._same = {plain_name(model, name): id(tensor) for name, tensor in named}
+        plain = plain_namer(model)
+        self._same = {plain(name): id(tensor) for name, tensor in named}
         self.tensors: dict[str, torch.Tensor] = {}
 
     @torch.no_grad()

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 
 from trainer_core.rng import plain_host_state
-from trainer_core.wrappers import plain_name, plain_state
+from trainer_core.wrappers import plain_namer, plain_state
 
 KEY = "ranks"
 BUFFERS = "buffers"
@@ -51,7 +51,8 @@ def more_sections(model: torch.nn.Module, loader: Any, data: Mapping[str, Any]) 
         sections["data"] = {**data, _SHARED: True}
     if not getattr(model, "broadcast_buffers", False):
         own = plain_state(model)
-        names = {plain_name(model, name) for name, _ in model.named_buffers()}
+        plain = plain_namer(model)
+        names = {plain(name) for name, _ in model.named_buffers()}
         sections[BUFFERS] = {
             name: own[name]
             for name in own

@@ -29,7 +29,7 @@ from trainer_core.saving.savable import CheckpointError
 from trainer_core.site.per_rank import BUFFERS
 from trainer_core.site.per_rank import KEY as RANKS
 from trainer_core.site.ranks import Site
-from trainer_core.wrappers import own_state, plain_name, plain_state
+from trainer_core.wrappers import own_state, plain_namer, plain_state
 
 KEY = "sharded"
 SHARDS = "shards"
@@ -61,7 +61,8 @@ class ShardedState(dict[str, Any]):
 def parameter_names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
     """The name of each of the optimizer's parameters, without wrappers, by its place."""
     named = named_parameters(model, optimizer).items()
-    names = {id(parameter): plain_name(model, name) for name, parameter in named}
+    plain = plain_namer(model)
+    names = {id(parameter): plain(name) for name, parameter in named}
     return [names[id(one)] for group in optimizer.param_groups for one in group["params"]]
 
 
