@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from ckpttool.formats import static_pickle, tensor_run
 from ckpttool.formats.limits import DEFAULT_LIMITS, ReaderLimits
+from ckpttool.formats.pickle_machine import Machine
 from ckpttool.formats.rebuild import storage_from_persistent_id
 from ckpttool.formats.values import TensorValue
 from tests.ckpttool.formats.streams import PROTO_2, canonical, integer, name, put, text
@@ -27,8 +28,8 @@ STORAGE, FLOAT, CPU, ORDERED, REBUILD, LONG, NUMBER, FAKE = range(8)
 
 def outcome(stream: bytes, limits: ReaderLimits = DEFAULT_LIMITS) -> tuple[Any, ...]:
     """All that one reading leaves behind, its whole memo included."""
-    machine = static_pickle._Machine(stream, limits, storage_from_persistent_id)
-    machine.run(0)
+    machine = Machine(stream, limits, storage_from_persistent_id)
+    static_pickle.interpret(machine, 0)
     result = machine.result
     machine.memo.close()
     memo = [part for item in sorted(machine.memo.items()) for part in item]
