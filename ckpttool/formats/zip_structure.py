@@ -10,18 +10,16 @@ byte unused.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ckpttool.formats.anomaly import Anomaly
-from ckpttool.formats.zip_directory import directory_bytes
+from ckpttool.formats.zip_ends_compared import check_end, unused
+from ckpttool.formats.zip_headers import CentralHeader, LocalHeader, central_headers, zip64_field
 from ckpttool.formats.zip_layout import (
-    CENTRAL_BYTES,
-    CENTRAL_HEADER,
     DESCRIPTOR,
     DESCRIPTOR_32,
     DESCRIPTOR_64,
     DESCRIPTOR_BYTES,
-    END_RECORD,
     EXTRA_PADDING,
     EXTRA_ZIP64,
     FLAG_ENCRYPTED,
@@ -30,10 +28,6 @@ from ckpttool.formats.zip_layout import (
     LOCAL_BYTES,
     LOCAL_HEADER,
     MAX_16,
-    MAX_32,
-    ZIP64_END_LOCATOR,
-    ZIP64_END_RECORD,
-    ZIP64_LOCATOR,
     extra_fields,
     zip64_values,
 )
@@ -57,72 +51,6 @@ _UNREAD = frozenset(
         "external attributes",
     )
 )
-# The tail of torch's zip64 end record: size of the rest, made by, needed, disk, directory's disk.
-_TORCH_ZIP64 = (44, 0x031E, 45, 0, 0)
-
-
-class CentralHeader(NamedTuple):
-    """An entry of the central directory with all its fields, zip64 ones taken into account.
-
-    `name` is as in `Record`, `raw_name` its bytes in the file, `offset` counted from the file's
-    first byte. `size_64` and `offset_64` tell whether that field had to be looked up in `extra`.
-    """
-
-    name: str
-    raw_name: bytes
-    made_by: int
-    needed: int
-    flags: int
-    method: int
-    time: int
-    date: int
-    crc: int
-    stored: int
-    size: int
-    extra: bytes
-    comment: int
-    disk: int
-    internal: int
-    external: int
-    offset: int
-    size_64: bool
-    offset_64: bool
-
-    @property
-    def by_torch(self) -> bool:
-        """Whether the entry looks like torch's, even if a field or two of it are damaged."""
-        zeros = (self.made_by, self.time, self.date, self.disk, self.internal, self.external)
-        needed = 20 if self.method else 0
-        flags = 0x808 if self.size else 0x800  # an empty record has no descriptor
-        alike = (self.needed == needed) + (self.flags == flags) + (self.comment == 0)
-        return alike + zeros.count(0) >= 7
-
-    @property
-    def exactly_torch(self) -> bool:
-        """Whether every field that torch writes the same for all records is as torch writes it."""
-        return (
-            not (self.made_by or self.time or self.date or self.disk or self.comment)
-            and not (self.internal or self.external)
-            and self.needed == (20 if self.method else 0)
-            and self.flags == (0x808 if self.size else 0x800)
-            and self.extra == zip64_field(self, stored=self.stored)
-        )
-
-
-class LocalHeader(NamedTuple):
-    """A record's own header in front of its content."""
-
-    needed: int
-    flags: int
-    method: int
-    time: int
-    date: int
-    crc: int
-    stored: int
-    size: int
-    raw_name: bytes
-    extra: bytes
-    content: int
 
 
 def check_structure(container: ZipContainer) -> Iterator[Anomaly]:
@@ -148,42 +76,10 @@ def check_structure(container: ZipContainer) -> Iterator[Anomaly]:
         return
     headers = central_headers(container, end)
     torch = bool(headers) and all(header.by_torch for header in headers)
-    yield from _check_end(container.reader, end, torch=torch)
+    yield from check_end(container.reader, end, torch=torch)
     for header in headers:
         yield from _check_constants(header)
     yield from _Layout(container.reader, end).check(headers)
-
-
-def central_headers(container: ZipContainer, end: EndRecord) -> list[CentralHeader]:
-    """All entries of the central directory, in its order; damaged ones are left out."""
-    data = directory_bytes(container.reader, end, container.limits)
-    headers: list[CentralHeader] = []
-    names = iter(container.entries)
-    position = data.find(CENTRAL_BYTES)
-    while 0 <= position <= len(data) - CENTRAL_HEADER.size:
-        fields = CENTRAL_HEADER.unpack_from(data, position)
-        after = position + CENTRAL_HEADER.size + sum(fields[10:13])
-        record = next(names, None)
-        if record is None or after > len(data):
-            break
-        headers.append(_central_header(record.name, data, position, end.shift))
-        position = data.find(CENTRAL_BYTES, after)
-    return headers
-
-
-def _central_header(name: str, data: bytes, position: int, shift: int) -> CentralHeader:
-    fields = CENTRAL_HEADER.unpack_from(data, position)
-    crc, stored, size, name_length, extra_length, comment = fields[7:13]
-    disk, internal, external, offset = fields[13:]
-    start = position + CENTRAL_HEADER.size
-    stop = start + name_length
-    extra = data[stop : stop + extra_length]
-    size_64, offset_64 = MAX_32 in (size, stored), offset == MAX_32
-    if size_64 or offset_64:
-        size, stored, offset = zip64_values(extra, (size, stored, offset))
-    first = (name, data[start:stop], *fields[1:7], crc, stored, size, extra, comment)
-    last = (disk, internal, external, offset + shift, size_64, offset_64)
-    return CentralHeader._make(first + last)
 
 
 def _check_constants(header: CentralHeader) -> Iterator[Anomaly]:
@@ -228,17 +124,6 @@ def _check_constants(header: CentralHeader) -> Iterator[Anomaly]:
             )
 
 
-def zip64_field(header: CentralHeader, *, stored: int, shift: int = 0) -> bytes:
-    """The zip64 extra field that torch writes for a record, empty where it needs none."""
-    if not (header.size_64 or header.offset_64):
-        return b""
-    values = [header.size, stored] if header.size_64 else []
-    if header.offset_64:
-        values.append(header.offset - shift)
-    content = b"".join(value.to_bytes(8, "little") for value in values)
-    return EXTRA_ZIP64.to_bytes(2, "little") + len(content).to_bytes(2, "little") + content
-
-
 class _Layout:
     """A walk over the file in the order of offsets: each record has to begin where one ended."""
 
@@ -272,7 +157,7 @@ class _Layout:
             yield Anomaly("records-overlap", name, offset=offset, length=self.cursor - offset)
         else:
             length = offset - self.cursor
-            yield _gap(self.reader, self.cursor, length, name)
+            yield unused(self.reader, self.cursor, length, name)
 
     def check_record(self, header: CentralHeader) -> Iterator[Anomaly]:
         if self.as_torch_wrote(header):
@@ -420,81 +305,6 @@ def _check_extra(header: CentralHeader, local: LocalHeader, shift: int) -> Itera
         yield Anomaly("padding-damaged", header.name, field="extra field", harmless=True)
     elif padding[4:].strip(_PADDING):
         yield Anomaly("padding-damaged", header.name, field="padding", harmless=True)
-
-
-def _check_end(reader: FileReader, end: EndRecord, *, torch: bool) -> Iterator[Anomaly]:
-    """The end records against each other, and against where the directory really is."""
-    if not end.missing:
-        yield from _check_plain(reader, end)
-    stop = end.position
-    if end.zip64_position is not None:
-        stop = end.zip64_position
-        yield from _check_zip64(reader, end, torch=torch)
-    elif torch:
-        # There may be one that is damaged, and torch may find it where we do not.
-        yield Anomaly("zip64-mismatch", field="zip64 end record", found="none")
-    gap = stop - end.directory - end.size
-    if gap > 0 and end.directory == end.offset + end.shift:
-        yield _gap(reader, stop - gap, gap, None)
-    elif gap:
-        yield Anomaly("end-record-damaged", field="directory size or offset", difference=gap)
-
-
-def _check_plain(reader: FileReader, end: EndRecord) -> Iterator[Anomaly]:
-    """The plain end record. Where there is a zip64 one, torch takes nothing from this."""
-    data = reader.read(end.position, END_RECORD.size)
-    if len(data) < END_RECORD.size:
-        return  # the file was cut since it was opened
-    _, disk, first_disk, here, entries, size, offset, _ = END_RECORD.unpack(data)
-    zip64 = end.zip64_position is not None
-    for field, found, wanted in (
-        ("disk", disk, 0),
-        ("directory's disk", first_disk, 0),
-        ("entries here", here, min(end.entries, MAX_16)),
-        ("entries", entries, min(end.entries, MAX_16)),
-        ("directory size", size, min(end.size, MAX_32)),
-        ("directory offset", offset, min(end.offset, MAX_32)),
-    ):
-        saturated = zip64 and found == (MAX_32 if "directory " in field else MAX_16)
-        if found != wanted and not saturated:
-            yield Anomaly(
-                "end-record-damaged", field=field, found=found, wanted=wanted, harmless=zip64
-            )
-
-
-def _check_zip64(reader: FileReader, end: EndRecord, *, torch: bool) -> Iterator[Anomaly]:
-    position = end.zip64_position or 0
-    data = reader.read(position, ZIP64_END_RECORD.size)
-    after = position + ZIP64_END_RECORD.size
-    # An extensible record is longer (4.3.14.2); the locator follows it either way.
-    locator_at = end.position - ZIP64_END_LOCATOR.size
-    locator = reader.read(locator_at, ZIP64_END_LOCATOR.size)
-    if len(data) < ZIP64_END_RECORD.size or len(locator) < ZIP64_END_LOCATOR.size:
-        return
-    _, length, made_by, needed, disk, first_disk, here, *_ = ZIP64_END_RECORD.unpack(data)
-    signature, locator_disk, stated, disks = ZIP64_END_LOCATOR.unpack(locator)
-    checks = [
-        ("entries here", here, end.entries),
-        ("disk", disk, 0),
-        ("directory's disk", first_disk, 0),
-        ("record size", length, locator_at - position - 12),
-        ("locator signature", signature, ZIP64_LOCATOR),
-        ("locator disk", locator_disk, 0),
-        ("locator offset", stated, position - end.shift),
-        ("number of disks", disks, 1),
-    ]
-    if torch:
-        checks += [("version made by", made_by, _TORCH_ZIP64[1])]
-        checks += [("version needed", needed, _TORCH_ZIP64[2])]
-        checks += [("locator position", locator_at, after)]
-    for field, found, wanted in checks:
-        if found != wanted:
-            yield Anomaly("zip64-mismatch", field=field, found=found, wanted=wanted)
-
-
-def _gap(reader: FileReader, offset: int, length: int, name: str | None) -> Anomaly:
-    zeros = not any(any(chunk) for chunk in reader.chunks(offset, min(length, 1 << 20)))
-    return Anomaly("gap-not-padding", name, offset=offset, length=length, zeros=zeros)
 
 
 def _shown(value: int | bytes) -> int | str:
