@@ -35,48 +35,55 @@ class Difference(NamedTuple):
 def first_difference(first: Any, second: Any) -> Difference | None:
     """Where two trees of inert values differ first, in the file's order; None if they are equal.
 
-    Iterative, and compares no pair of objects twice, so neither depth nor sharing can hurt.
+    Iterative, and compares no pair of objects twice, so neither depth nor sharing can hurt. Paths
+    are put together only for the answer: those of all levels would be quadratic in the depth.
     """
     seen: set[tuple[int, int]] = set()
-    todo: list[Iterator[tuple[str, Any, Any]]] = [iter((("", first, second),))]
+    todo: list[_Parts] = [iter((("", first, second),))]
+    names: list[str] = []
     while todo:
-        for path, one, other in todo[-1]:
-            difference, parts = _compare(path, one, other, seen)
-            if difference is not None:
-                return difference
+        for name, one, other in todo[-1]:
+            words, parts = _compare(one, other, seen)
+            if words is not None:
+                return Difference(".".join([*names[1:], name]), *words)
             if parts is not None:
                 todo.append(parts)
+                names.append(name)
                 break
         else:
             todo.pop()
+            if names:
+                names.pop()
     return None
 
 
+# Name, and the two values, of each part of a pair.
+_Parts = Iterator[tuple[str, Any, Any]]
+
+
 def _compare(
-    path: str, one: Any, other: Any, seen: set[tuple[int, int]]
-) -> tuple[Difference | None, Iterator[tuple[str, Any, Any]] | None]:
+    one: Any, other: Any, seen: set[tuple[int, int]]
+) -> tuple[tuple[str, str] | None, _Parts | None]:
     """How two values differ by themselves, else the pairs of their parts that remain to look at."""
     if type(one) is not type(other):
-        return Difference(path, _text(one), _text(other)), None
+        return (_text(one), _text(other)), None
     names, others = _names(one), _names(other)
     if names is None or others is None:
         same = repr(one) == repr(other)
-        return (None if same else Difference(path, _text(one), _text(other))), None
+        return (None if same else (_text(one), _text(other))), None
     if names != others:
-        return _names_differ(path, names, others), None
+        return _names_differ(names, others), None
     if (id(one), id(other)) in seen:
         return None, None
     seen.add((id(one), id(other)))
-    stem = f"{path}." if path else ""
-    pairs = zip(names, _members(one), _members(other), strict=True)
-    return None, ((stem + name, a, b) for name, a, b in pairs)
+    return None, zip(names, _members(one), _members(other), strict=True)
 
 
-def _names_differ(path: str, names: list[str], others: list[str]) -> Difference:
+def _names_differ(names: list[str], others: list[str]) -> tuple[str, str]:
     for name, other in zip(names, others, strict=False):
         if name != other:
-            return Difference(path, f"key {_text(name)}", f"key {_text(other)}")
-    return Difference(path, f"{len(names)} items", f"{len(others)} items")
+            return f"key {_text(name)}", f"key {_text(other)}"
+    return f"{len(names)} items", f"{len(others)} items"
 
 
 def _names(value: Any) -> list[str] | None:

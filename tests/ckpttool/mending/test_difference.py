@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import tracemalloc
 from collections import OrderedDict
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool.formats.static_pickle import read_pickle
-from ckpttool.mending.difference import first_difference
+from ckpttool.mending.difference import Difference, first_difference
 from tests import corrupt
 
 
@@ -86,3 +87,17 @@ def test_neither_depth_nor_sharing_nor_cycles_hurt() -> None:
         nested = frozenset((nested,))
     for value in (deep, doubled, cycle, {nested}):
         assert first_difference(value, value) is None
+
+
+def test_memory_follows_the_depth_and_not_its_square() -> None:
+    """The path of the deepest place has 40,000 characters; those of all levels 400 million."""
+    first: Any = 1
+    second: Any = 2
+    for _ in range(20_000):
+        first, second = [first], [second]
+    tracemalloc.start()
+    found = first_difference(first, second)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found == Difference(".".join(["0"] * 20_000), "1", "2")
+    assert peak < 40 << 20
