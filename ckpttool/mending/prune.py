@@ -59,31 +59,33 @@ class _Pruning:
         self.done: dict[int, Any] = {}  # by identity: what stands for a value
         self.kept: list[Any] = []  # so that no identity is given away
         self.open: set[int] = set()
+        self.labels: list[str] = []  # of what is open; a path is put together where one is told
 
     def run(self, tree: Any) -> tuple[Any, list[str]]:
         """Depth first: a value is settled once all its parts are."""
-        stack: list[tuple[Any, str, Iterator[tuple[str, Any]]]] = []
+        stack: list[tuple[Any, Iterator[tuple[str, Any]]]] = []
         self._enter(tree, "", stack)
         while stack:
-            value, path, parts = stack[-1]
+            value, parts = stack[-1]
             for label, part in parts:
                 if id(part) not in self.done and id(part) not in self.open:
-                    self._enter(part, f"{path}.{label}" if path else label, stack)
+                    self._enter(part, label, stack)
                     break
             else:
                 stack.pop()
                 self.open.discard(id(value))
-                self._settle(value, self._rebuilt(value, path))
+                self._settle(value, self._rebuilt(value))
+                self.labels.pop()
         result = self._of(tree)
         return (None if result is _GONE else result), self.dropped
 
     def _enter(
-        self, value: Any, path: str, stack: list[tuple[Any, str, Iterator[tuple[str, Any]]]]
+        self, value: Any, label: str, stack: list[tuple[Any, Iterator[tuple[str, Any]]]]
     ) -> None:
         """Settles a value at once, or puts it on the stack if it has parts."""
         reason = unsafe(value)
         if reason is not None:
-            self.dropped.append(f"{path or 'the content'}: {reason}")
+            self._drop(reason, label)
             self._settle(value, _GONE)
         elif isinstance(value, (TensorValue, StorageRef)) and self.is_lost(value):
             self._settle(value, _GONE)
@@ -92,7 +94,13 @@ class _Pruning:
             if parts is None:
                 return
             self.open.add(id(value))
-            stack.append((value, path, iter(parts)))
+            self.labels.append(label)
+            stack.append((value, iter(parts)))
+
+    def _drop(self, reason: str, *below: str) -> None:
+        """Notes what is left out: the innermost open value, or what is `below` it."""
+        path = ".".join([*self.labels, *below][1:])
+        self.dropped.append(f"{path or 'the content'}: {reason}")
 
     def _settle(self, value: Any, result: Any) -> None:
         self.done[id(value)] = result
@@ -106,7 +114,7 @@ class _Pruning:
         result = self._of(value)
         return None if result is _GONE else result
 
-    def _rebuilt(self, value: Any, path: str) -> Any:
+    def _rebuilt(self, value: Any) -> Any:
         kind = type(value)
         if isinstance(value, dict):
             self._dictionary(value)
@@ -125,9 +133,9 @@ class _Pruning:
             same = all(a is b for a, b in zip(items, value, strict=True))
             return value if same else kind(item for item in items if item is not _GONE)
         if isinstance(value, Opaque):
-            return self._opaque(value, path)
+            return self._opaque(value)
         if isinstance(value, TensorValue):
-            return self._tensor(value, path)
+            return self._tensor(value)
         if isinstance(value, NumpyArray):
             value.data = self._of(value.data)
         return value
@@ -140,10 +148,10 @@ class _Pruning:
             value.clear()
             value.update((k, v) for k, v in items if k is not _GONE and v is not _GONE)
 
-    def _opaque(self, value: Opaque, path: str) -> Any:
+    def _opaque(self, value: Opaque) -> Any:
         given = [*value.args, *(value.kwargs or {}).values()]
         if any(self._of(item) is not item and _holds_gone(self._of(item)) for item in given):
-            self.dropped.append(f"{path or 'the content'}: {value.path} lacks what it is made of")
+            self._drop(f"{value.path} lacks what it is made of")
             return _GONE
         value.args = tuple(self._of(item) for item in value.args)
         if value.kwargs:
@@ -157,7 +165,7 @@ class _Pruning:
             value.pairs = [pair for pair in pairs if _GONE not in pair]
         return value
 
-    def _tensor(self, value: TensorValue, path: str) -> Any:
+    def _tensor(self, value: TensorValue) -> Any:
         """A tensor that is kept: without a class or state that must not be written again."""
         extra = value.extra or {}
         kind = extra.get("class")
@@ -170,9 +178,9 @@ class _Pruning:
             reason = unsafe(GlobalRef(module, name))
         if reason is not None:
             if value.storage is None:
-                self.dropped.append(f"{path}: {reason}")
+                self._drop(reason)
                 return _GONE
-            self.dropped.append(f"{path}: its class, since {reason}; the tensor itself is kept")
+            self._drop(f"its class, since {reason}; the tensor itself is kept")
             extra = {k: v for k, v in extra.items() if k not in ("class", "subclass", "state")}
         elif "state" in extra:
             state = self._of(extra["state"])
