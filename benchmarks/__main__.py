@@ -29,7 +29,7 @@ def main(wanted: list[str]) -> None:
     names = [name for name in MODULES if not wanted or any(part in name for part in wanted)]
     rows = [row for name in names for row in _run(name)]
     print(machine())
-    print(f"Medians of {REPEATS}, the sides taking turns.\n")
+    print(f"Times are medians of {REPEATS} or more, the sides taking turns; counts are exact.\n")
     headers = ["what", "ours", "baseline", "ratio", "bar", "met"]
     print(tabulate([_cells(row) for row in rows], headers, disable_numparse=True))
 
