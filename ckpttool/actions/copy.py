@@ -11,7 +11,7 @@ from ckpttool.actions.plan import Action, MakeDirectory, Plan
 from ckpttool.errors import RefusedError, UnreadableError, WriteError
 from ckpttool.model.directory import scan
 from ckpttool.model.names import POINTER_NAME, parse_step_file_name, parse_step_name
-from ckpttool.model.sharded_listing import METADATA_NAME, list_sharded
+from ckpttool.model.sharded_listing import METADATA_NAME, holds_shards, list_sharded
 
 if TYPE_CHECKING:
     from ckpttool.io.durable import Progress
@@ -112,6 +112,9 @@ def plan_copy(
     _refuse_pointer_name(destination)
     _refuse_itself(file, destination)
     into = os.path.isdir(destination) or destination.endswith(os.sep)
+    if into and holds_shards(destination):
+        _refuse_inside(file, destination)
+        into = False
     if with_pointer and not into:
         raise WriteError(destination, "is not a directory, so it can have no pointer")
     target = os.path.join(destination, file.name) if into else destination
@@ -154,6 +157,13 @@ def _refuse_pointer_name(destination: str) -> None:
     # the pointer's place is never what is meant.
     if os.path.basename(destination.rstrip(os.sep)).lower() == POINTER_NAME:
         raise RefusedError(f"{destination}: is the pointer's name, which no copy can have")
+
+
+def _refuse_inside(file: StepFile, destination: str) -> None:
+    """A directory of shards is a checkpoint: it is replaced by another, and holds no steps."""
+    if not file.is_sharded or destination.endswith(os.sep):
+        words = "is a sharded step itself, into which nothing is copied"
+        raise RefusedError(f"{destination}: {words}")
 
 
 def _refuse_itself(file: StepFile, destination: str) -> None:

@@ -6,12 +6,11 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from ckpttool.actions.newest import Judged, Newest, find_newest_valid, judge, steps_at
+from ckpttool.actions.newest import Judged, Newest, find_newest_valid, judge_step, steps_at
 from ckpttool.actions.plan import Action, Plan
 from ckpttool.errors import RefusedError, UnreadableError, WriteError
 from ckpttool.model.names import POINTER_NAME
 from ckpttool.model.pointer import read_pointer
-from ckpttool.model.records import read_records
 
 if TYPE_CHECKING:
     from ckpttool.io.durable import Progress
@@ -131,15 +130,14 @@ def plan_fix_pointer(
 def require_valid(
     directory: CheckpointDirectory, step: int, *, progress: Progress | None = None
 ) -> Judged:
-    """The file of `step`, verified. RefusedError where it is missing or not valid."""
-    file = directory.find(step)
-    if file is None:
+    """What is meant by `step`, verified. RefusedError where it is missing or not valid."""
+    judged = judge_step(directory, step, progress=progress)
+    if judged is None:
         raise RefusedError(f"{directory.path}: there is no step file for step {step}")
-    judged = judge(file, records=read_records(directory.path), progress=progress)
     if judged.unchecked:
-        raise UnreadableError(file.path, f"could not be checked: {judged.why()}")
+        raise UnreadableError(judged.file.path, f"could not be checked: {judged.why()}")
     if not judged.is_valid:
-        raise RefusedError(f"step {step} is not valid ({file.name}: {judged.why()})")
+        raise RefusedError(f"step {step} is not valid ({judged.file.name}: {judged.why()})")
     return judged
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckpttool.checks.verify import verify
 from ckpttool.errors import UnreadableError
 from ckpttool.model.directory import scan
-from ckpttool.model.names import POINTER_NAME, has_full_width
+from ckpttool.model.names import POINTER_NAME
 from ckpttool.model.records import read_records
 from ckpttool.model.sharded_listing import holds_shards
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ckpttool.findings import Finding
     from ckpttool.io.durable import Progress
     from ckpttool.model.directory import CheckpointDirectory, StepFile
-    from ckpttool.model.records import Records
+    from ckpttool.model.records import Precedence, Records
 
 VALID = "valid"
 NOT_AS_RECORDED = "not-as-recorded"
@@ -90,9 +90,12 @@ class Newest(NamedTuple):
 
     @property
     def unchecked(self) -> list[Judged]:
-        """The files of higher steps that could not be checked, any of which may be the answer."""
+        """The files that could not be checked, and of which any may be the answer.
+
+        Those are of higher steps, or come before the one found of its own step.
+        """
         floor = -1 if self.found is None else self.found.file.step
-        return [one for one in self.passed_over if one.unchecked and one.file.step > floor]
+        return [one for one in self.passed_over if one.unchecked and one.file.step >= floor]
 
     @property
     def sure(self) -> Judged | None:
@@ -136,11 +139,12 @@ def judge(
     if not report.files:  # a directory by a step's name in which nothing lies
         return Judged(file, INCOMPLETE, [])
     state = report.files[0].state
+    too_large = report.files[0].too_large
     judged = Judged(file, state, report.findings, state in _UNCHECKED)
-    if records is None or not judged.is_valid:
+    if records is None or not (judged.is_valid or too_large):
         return judged
     try:
-        hasher = None if quick else partial(_sha256, file.recorded_path, progress)
+        hasher = None if quick or too_large else partial(_sha256, file.recorded_path, progress)
         differs = records.contradict(file.name, report.files[0].recorded_size or 0, hasher)
     except UnreadableError as error:
         return Judged(file, error.reason, [], unchecked=True)
@@ -177,8 +181,22 @@ def is_gone(judged: Judged) -> bool:
     return False
 
 
-def _rank(file: StepFile) -> tuple[int, bool, str]:
-    return file.step, has_full_width(file.name), file.name
+def judge_step(
+    directory: CheckpointDirectory, step: int, *, progress: Progress | None = None
+) -> Judged | None:
+    """What is meant by `step`, verified; None where nothing has its number.
+
+    Of several names for it the first valid one counts, in the order of `records.Precedence`; one
+    that could not be checked comes before all that follow it. Without a valid one, the first.
+    """
+    records = read_records(directory.path)
+    first: Judged | None = None
+    for file in directory.all_of(step):
+        judged = judge(file, records=records, progress=progress)
+        if judged.is_valid or judged.unchecked:
+            return judged
+        first = first or judged
+    return first
 
 
 def find_newest_valid(
@@ -190,7 +208,11 @@ def find_newest_valid(
     """
     passed_over: list[Judged] = []
     records = read_records(directory.path)
-    for file in sorted(directory.steps, key=_rank, reverse=True):
+
+    def rank(file: StepFile) -> tuple[int, Precedence]:
+        return file.step, records.precedence(file.name)
+
+    for file in sorted(directory.steps, key=rank, reverse=True):
         judged = judge(file, quick=quick, records=records, progress=progress)
         if judged.is_valid:
             return Newest(judged, passed_over)

@@ -101,7 +101,8 @@ class SyncDirectory(Action):
 class PrunePlan:
     """What `prune` found and is about to do.
 
-    `deletions` are oldest first, `kept` and `passed_over` (what is not valid, and stays) ascend.
+    `deletions` are oldest first, `kept` and `passed_over` (what is not valid, and stays) ascend, of
+    one step the one that is meant last.
     `unchecked` are those of `passed_over` that could not be checked; while there are any, nothing
     is deleted. `newest_valid` is None where nothing is valid, or nobody knows which is the newest;
     then there is nothing to delete either.
@@ -162,6 +163,7 @@ def plan_prune(
     # What another process deleted meanwhile is nobody's concern any more.
     judged = [one for one in judged if not is_gone(one)]
     valid = [one.file for one in judged if one.is_valid]
+    valid.sort(key=lambda file: (file.step, records.precedence(file.name)))
     reasons = _reasons(valid, pointer, keep_last, keep_every, set(keep))
     if any(one.unchecked for one in judged):
         # It may be the newest, or one that the others were to be kept beside.

@@ -12,14 +12,13 @@ import stat
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.actions.journal.moves import MovePointer, SetAside
-from ckpttool.actions.newest import judge
+from ckpttool.actions.newest import judge_step
 from ckpttool.errors import RefusedError, UnreadableError
 from ckpttool.io.processes import may_be_writing
 from ckpttool.model.directory import scan
 from ckpttool.model.manifest import read_manifest
 from ckpttool.model.names import POINTER_NAME, has_full_width, parse_step_name
 from ckpttool.model.pointer import POINTER_BYTES
-from ckpttool.model.records import read_records
 
 if TYPE_CHECKING:
     from ckpttool.actions.journal.undoable import UndoableAction
@@ -61,10 +60,10 @@ def plan_rollback(path: str, step: int, *, progress: Progress | None = None) -> 
     it is not valid, or a process that is alive seems to be writing a later one.
     """
     directory = scan(path)
-    target = directory.find(step)
-    if target is None:
+    judged = judge_step(directory, step, progress=progress)
+    if judged is None:
         raise UnreadableError(directory.path, f"there is no step file for step {step}")
-    judged = judge(target, records=read_records(path), progress=progress)
+    target = judged.file
     if judged.unchecked:
         raise UnreadableError(target.path, f"could not be checked: {judged.why()}")
     if not judged.is_valid:

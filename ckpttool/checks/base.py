@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from ckpttool.findings import Finding, Place, Severity
 from ckpttool.formats.anomaly import Anomaly
-from ckpttool.model.names import has_full_width
+from ckpttool.model.records import Records
 
 if TYPE_CHECKING:
     from ckpttool.model.books import Books
     from ckpttool.model.checkpoint import Checkpoint
     from ckpttool.model.directory import CheckpointDirectory, StepFile
+    from ckpttool.model.records import Precedence
     from ckpttool.model.schema import TrainingFacts
     from ckpttool.model.tensor import TensorRef
 
@@ -61,12 +62,12 @@ class FileVerdict:
     `checksums`: `checked`, `none stored`, `skipped` (quick) or `not reached`. `size` is in bytes.
     `recorded_size` and `sha256` are those of what the pointer and the manifest record of it: the
     file called `recorded_name`, for a sharded step its metadata. The hash is None where nothing
-    records one.
+    records one. `too_large` says that reading it stopped at a limit, and nothing else is known.
     """
 
     __slots__ = (
         *("checksums", "name", "path", "recorded_name", "recorded_size"),
-        *("sha256", "size", "state", "step"),
+        *("sha256", "size", "state", "step", "too_large"),
     )
 
     def __init__(
@@ -81,6 +82,7 @@ class FileVerdict:
         self.recorded_name = name
         self.recorded_size: int | None = size
         self.sha256: str | None = None
+        self.too_large = False
 
     @property
     def is_valid(self) -> bool:
@@ -89,7 +91,7 @@ class FileVerdict:
 
     def as_dict(self) -> dict[str, Any]:
         """The verdict as plain data."""
-        names = set(self.__slots__) - {"recorded_name", "recorded_size"}
+        names = set(self.__slots__) - {"recorded_name", "recorded_size", "too_large"}
         return {name: getattr(self, name) for name in sorted(names)}
 
     def __repr__(self) -> str:
@@ -192,10 +194,13 @@ class DirectorySubject:
 
     `newest` is the verdict of the highest valid step or None. `whole_temporaries` names leftovers
     that a quick look finds to be whole checkpoints. `quick` says that checksums were not looked at.
-    `books` is what the directory records about itself.
+    `books` is what the directory records about itself, `records` what it records of its steps.
     """
 
-    __slots__ = ("books", "directory", "examined", "newest", "quick", "whole_temporaries")
+    __slots__ = (
+        *("_verdicts", "books", "directory", "examined"),
+        *("newest", "quick", "records", "whole_temporaries"),
+    )
 
     def __init__(
         self,
@@ -211,14 +216,40 @@ class DirectorySubject:
         self.examined = examined
         self.whole_temporaries = whole_temporaries
         self.quick = quick
+        self.records = Records(directory.pointer, books.manifest)
         valid = [item.verdict for item in examined if item.verdict.is_valid]
-        self.newest = max(
-            valid, key=lambda file: (file.step, has_full_width(file.name)), default=None
-        )
+        self.newest = max(valid, key=self._rank, default=None)
+        self._verdicts = {item.entry.name: item.verdict for item in examined}
+
+    def _rank(self, file: FileVerdict) -> tuple[int, Precedence]:
+        assert file.step is not None  # a step file's name has one
+        return file.step, self.records.precedence(file.name)
 
     def verdict(self, name: str) -> FileVerdict | None:
         """The verdict on the step file with this name."""
-        return next((it.verdict for it in self.examined if it.entry.name == name), None)
+        return self._verdicts.get(name)
+
+    @property
+    def repair_helps(self) -> bool:
+        """Whether `repair` may leave a valid step here, by a step that is valid, or can become so.
+
+        A sharded step is not mended: it is renamed, or a whole leftover takes its place.
+        """
+        files = any(it.entry.is_regular for it in self.examined)
+        return self.newest is not None or files or self.comes_back
+
+    @property
+    def comes_back(self) -> bool:
+        """Whether `repair` makes a valid step of one that only has the wrong name."""
+        misnamed = any(it.verdict.state == "wrong-step" for it in self.examined)
+        return misnamed or bool(self.whole_temporaries)
+
+    def go_back(self, name: str) -> str:
+        """What to do about a step that nobody can check: nothing mends it without being asked."""
+        words = f"make {name} readable"
+        if self.newest is None or self.newest.name == name:
+            return f"{words}; nothing here mends it"
+        return f"{words}, or do without it: {self.command('rollback')} --to {self.newest.step}"
 
     def command(self, verb: str) -> str:
         """The command line `ckpttool VERB DIRECTORY`, quoted for a shell."""

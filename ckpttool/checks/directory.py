@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterator
 
@@ -17,9 +18,10 @@ from ckpttool.model.names import (
     Temporary,
     has_full_width,
     parse_step_name,
+    step_directory_name,
     step_file_name,
 )
-from ckpttool.model.sharded_listing import list_sharded
+from ckpttool.model.sharded_listing import holds_shards, list_sharded
 
 
 class LeftoverTemporary(DirectoryCheck):
@@ -92,7 +94,8 @@ class ForeignNames(DirectoryCheck):
     @classmethod
     def look(cls, subject: DirectorySubject) -> Iterator[Finding]:
         kinds = ("foreign", "directory", "special")
-        names = [other.name for other in subject.directory.others if other.kind in kinds]
+        others = [other for other in subject.directory.others if other.kind in kinds]
+        names = [other.name for other in others if step_name_meant(other) is None]
         if names:
             words = f"{plural(len(names), 'other name')} here, left alone: {few(names)}"
             yield cls.finding(Place(subject.directory.path), words, names=names[:1000])
@@ -102,21 +105,49 @@ class OddStepNames(DirectoryCheck):
     id = "DIR103"
     severity = Severity.WARNING
     title = "Step numbers are not twelve digits wide"
-    meaning = "A step file's number has another width than the twelve digits of this layout."
+    meaning = (
+        "The number of a step file, or of a directory that torch.distributed.checkpoint wrote, has"
+        " another width than the twelve digits of this layout. Such a directory, and what differs"
+        " from a step's name in upper and lower case, is not counted as a step."
+    )
     why = "Programs that sort names as text then take an older step for the newest one."
-    mends = "Rename the file to the twelve-digit name of its step."
+    mends = "Rename it to the twelve-digit name of its step."
 
     @classmethod
     def look(cls, subject: DirectorySubject) -> Iterator[Finding]:
-        width = len(step_file_name(0))
-        odd = [file for file in subject.directory.steps if not has_full_width(file.name)]
-        for file in odd:
-            right = os.path.join(subject.directory.path, step_file_name(file.step))
-            digits = len(file.name) - width + STEP_DIGITS
-            words = f"the number in its name has {plural(digits, 'digit')}, not {STEP_DIGITS}"
-            free = not os.path.lexists(right)
-            remedy = f"mv -n -- {quoted(file.path)} {quoted(right)}" if free else None
-            yield cls.finding(Place(file.path), words, remedy, digits=digits)
+        for file in subject.directory.steps:
+            if not has_full_width(file.name):
+                yield cls._judge(subject, file.name, step_file_name(file.step), counted=True)
+        for other in subject.directory.others:
+            if (right := step_name_meant(other)) is not None:
+                yield cls._judge(subject, other.name, right, counted=False)
+
+    @classmethod
+    def _judge(cls, subject: DirectorySubject, name: str, right: str, *, counted: bool) -> Finding:
+        here = subject.directory.path
+        digits = sum(char.isdigit() for char in name)
+        words = f"the number in its name has {plural(digits, 'digit')}, not {STEP_DIGITS}"
+        if digits == STEP_DIGITS:
+            words = "its name differs from a step's in upper and lower case"
+        words += "" if counted else ": it is not counted as a step"
+        old, new = os.path.join(here, name), os.path.join(here, right)
+        remedy = None if os.path.lexists(new) else f"mv -n -- {quoted(old)} {quoted(new)}"
+        return cls.finding(Place(old), words, remedy, digits=digits)
+
+
+_MEANT = re.compile(r"step_([0-9]{1,12})(\.pt)?\Z", re.IGNORECASE)
+
+
+def step_name_meant(other: Other) -> str | None:
+    """The right name of what is named nearly like a step: a file, or a directory with shards."""
+    match = _MEANT.match(other.name)
+    if match is None or other.kind not in ("foreign", "directory"):
+        return None
+    if other.kind == "foreign":
+        return step_file_name(int(match[1])) if match[2] else None
+    if match[2] or not holds_shards(other.path):
+        return None
+    return step_directory_name(int(match[1]))
 
 
 class ModesDiffer(DirectoryCheck):
@@ -176,21 +207,40 @@ class StepIsNoFile(DirectoryCheck):
 class TwoFilesForAStep(DirectoryCheck):
     id = "DIR106"
     title = "Two files claim the same step"
-    meaning = "Several names here stand for one step number, such as step_4.pt and step_0004.pt."
+    meaning = (
+        "Several names here stand for one step number: step_4.pt and step_0004.pt, or a file and"
+        " the directory of a sharded step."
+    )
     why = "Which one is loaded depends on the program that looks."
-    mends = "`ckpttool repair` keeps the valid one, of two valid ones that with twelve digits."
+    mends = (
+        "`ckpttool repair` keeps the valid one. Of several valid ones it keeps, as every verb here"
+        " takes, the one that the pointer names, else the one that the manifest recorded last, else"
+        " one with twelve digits, else the directory."
+    )
 
     @classmethod
     def look(cls, subject: DirectorySubject) -> Iterator[Finding]:
-        by_step: dict[int, list[str]] = {}
+        by_step: dict[int, list[StepFile]] = {}
         for file in subject.directory.steps:
-            by_step.setdefault(file.step, []).append(file.name)
-        for step, names in by_step.items():
-            if len(names) > 1:
-                words = f"step {step} has {len(names)} files: {few(names)}"
-                remedy = subject.command("repair")
-                place = Place(subject.directory.path)
-                yield cls.finding(place, words, remedy, step=step, names=names)
+            by_step.setdefault(file.step, []).append(file)
+        for step, files in by_step.items():
+            if len(files) > 1:
+                yield cls._judge(subject, step, files)
+
+    @classmethod
+    def _judge(cls, subject: DirectorySubject, step: int, files: list[StepFile]) -> Finding:
+        names = [file.name for file in files]
+        kinds = "files and directories" if any(file.is_sharded for file in files) else "files"
+        words = f"step {step} has {len(names)} {kinds}: {few(names)}"
+        verdicts = [it for name in names if (it := subject.verdict(name)) is not None]
+        valid = [subject.records.precedence(it.name) for it in verdicts if it.is_valid]
+        meant = max(valid, default=None)
+        if meant is not None:
+            why = meant.why() if len(valid) > 1 else "the only valid one"
+            words += f"; {meant.name} is taken, {why}"
+        place, remedy = Place(subject.directory.path), subject.command("repair")
+        taken = None if meant is None else meant.name
+        return cls.finding(place, words, remedy, step=step, names=names, taken=taken)
 
 
 class NoStepFiles(DirectoryCheck):
@@ -255,7 +305,8 @@ class NoValidStep(DirectoryCheck):
         if subject.directory.steps and subject.newest is None:
             count = plural(len(subject.directory.steps), "step file")
             words = f"none of the {count} here is valid"
-            remedy = subject.command("repair")
+            none = "bring back a copy of a step: nothing here can be mended"
+            remedy = subject.command("repair") if subject.repair_helps else none
             yield cls.finding(Place(subject.directory.path), words, remedy)
 
 

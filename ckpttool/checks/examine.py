@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ckpttool.checks import container as container_checks
 from ckpttool.checks import schema as schema_checks
 from ckpttool.checks import trust as trust_checks
+from ckpttool.checks import whole_file
 from ckpttool.checks.base import Examined, FileSubject, FileVerdict
 from ckpttool.errors import UnreadableError
 from ckpttool.findings import Finding, Severity
@@ -62,9 +63,10 @@ def examine(path: str, step: int | None, depth: Depth, workers: Workers) -> Resu
             return examine_sharded(path, step, depth, workers)
         return _examine_file(path, step, depth, workers)
     except UnreadableError as error:
-        finding, state = container_checks.Unreadable.at(path, error.reason), "unreadable"
+        where = error.path if os.path.isdir(path) else path  # of a sharded step, one of its files
+        finding, state = whole_file.Unreadable.at(where, error.reason), "unreadable"
         if not os.path.lexists(path):
-            finding, state = container_checks.ChangedWhileRead.gone(path), "changing"
+            finding, state = whole_file.ChangedWhileRead.gone(path), "changing"
         return not_reached(path, step, size, state, [finding])
     finally:
         # Headers and padding were not counted one by one, nor what a quick look left out.
@@ -250,7 +252,7 @@ def _state(subject: FileSubject, findings: list[Finding]) -> str:
         return "dangerous"
     if _CHANGED in files:
         return "changing"
-    unusable = any(map(partial(container_checks.is_unusable, subject), subject.seen(_LIMIT_PASSED)))
+    unusable = any(map(partial(whole_file.is_unusable, subject), subject.seen(_LIMIT_PASSED)))
     if files and files <= _COULD_NOT_CHECK and not unusable:
         return "unreadable"
     if _OTHER_KIND in files or (unusable and files <= _COULD_NOT_CHECK):

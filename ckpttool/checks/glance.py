@@ -40,7 +40,7 @@ def glance(path: str, step: int | None, checkpoint: Checkpoint) -> Result:
 
 def glance_step(file: StepFile) -> Row:
     """What one step of a directory shows. Links and the like are not opened."""
-    from ckpttool.checks.container import Unreadable
+    from ckpttool.checks.whole_file import Unreadable
 
     if not file.opens:
         return Row(not_opened(file), {}, None)

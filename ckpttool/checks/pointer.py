@@ -18,7 +18,10 @@ class PointerCheck(DirectoryCheck):
     @classmethod
     def say(cls, subject: DirectorySubject, words: str, **facts: Any) -> Finding:
         """A finding about the pointer, with the command that rewrites it where that is possible."""
-        remedy = _NO_VALID if subject.newest is None else subject.command(_verb(subject))
+        if subject.newest is not None:
+            remedy = subject.command(_verb(subject))
+        else:
+            remedy = subject.command("repair") if subject.comes_back else _NO_VALID
         return cls.finding(Place(subject.directory.pointer.path), words, remedy, **facts)
 
 
@@ -157,7 +160,9 @@ class PointerTargetInvalid(PointerCheck):
                 return  # which says the same
             words = f"the pointer names {target.name}, which is {_STATES[target.state]}"
             finding = cls.say(subject, words, file=target.name, state=target.state)
-            if subject.newest is not None and target.state != "unreadable":
+            if target.state == "unreadable":
+                finding.remedy = subject.go_back(target.name)
+            elif subject.newest is not None:
                 # It may come back whole: then the pointer is right where it is.
                 finding.remedy = subject.command("repair")
             yield finding
@@ -223,8 +228,8 @@ class PointerRecordDiffers(PointerCheck):
         size = pointer.extra.get("size")
         if size is not None and size != target.recorded_size:
             recorded, actual = size if isinstance(size, int) else None, target.recorded_size
-            has = f"{target.recorded_name} has {actual or 0:,}"
-            words = f"the pointer records {_recorded(size)} bytes, {has}"
+            has = "is no file" if actual is None else f"has {actual:,}"
+            words = f"the pointer records {_recorded(size)} bytes, {target.recorded_name} {has}"
             yield cls.differ(subject, words, recorded=recorded, size=actual)
             return
         sha256 = pointer.extra.get("sha256")
@@ -235,9 +240,12 @@ class PointerRecordDiffers(PointerCheck):
     @classmethod
     def differ(cls, subject: DirectorySubject, words: str, **facts: Any) -> Finding:
         """The finding; `fix-pointer` writes no record, so it does not mend this."""
-        return cls.finding(
-            Place(subject.directory.pointer.path), words, subject.command("repair"), **facts
-        )
+        target = subject.verdict(subject.directory.pointer.file or "")
+        if target is not None and target.state == "unreadable":
+            remedy = subject.go_back(target.name)
+        else:
+            remedy = subject.command("repair") if subject.repair_helps else _NO_VALID
+        return cls.finding(Place(subject.directory.pointer.path), words, remedy, **facts)
 
 
 def _recorded(size: object) -> str:

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ckpttool.checks.base import Check, few, plural
+from ckpttool.checks.base import Check, few, plural, quoted
 from ckpttool.findings import Finding, Place, Severity
+from ckpttool.formats.anomaly import Anomaly
 from ckpttool.model.sharded import TRAINER_NAME
 from ckpttool.model.sharded_listing import METADATA_NAME
 
-if TYPE_CHECKING:
-    from ckpttool.formats.anomaly import Anomaly
-
-_RESUME_EARLIER = "resume from another step, or copy this one again from its source"
+RESUME_EARLIER = "resume from another step, or copy this one again from its source"
 _MOST_FINDINGS = 50
 _MOST_NAMES = 1000
+_MOST_PROBLEMS = 20
 
 
 class ShardedSubject:
@@ -41,17 +40,26 @@ class ShardedSubject:
 
 
 class ShardedCheck(Check):
-    """A check that turns the anomalies with `codes` into findings, one each."""
+    """A check that turns the anomalies with `codes` into findings, one for each file.
+
+    With `by_problem`, one for each file and problem.
+    """
 
     codes: tuple[str, ...] = ()
-    remedy: str | None = _RESUME_EARLIER
+    remedy: str | None = RESUME_EARLIER
+    by_problem = False
+    names_many = False
 
     @classmethod
     def look(cls, subject: ShardedSubject) -> Iterator[Finding]:
         """The findings of this kind in a sharded step."""
-        seen = list(subject.seen(*cls.codes))
-        for anomaly in seen[:_MOST_FINDINGS]:
-            yield cls.judge(subject, anomaly)
+        groups: dict[tuple[Any, ...], list[Anomaly]] = {}
+        for anomaly in subject.seen(*cls.codes):
+            problem = anomaly.facts.get("problem") if cls.by_problem else None
+            groups.setdefault((anomaly.code, anomaly.record, problem), []).append(anomaly)
+        seen = list(groups.values())
+        for group in seen[:_MOST_FINDINGS]:
+            yield cls.judge(subject, _together(group))
         if len(seen) > _MOST_FINDINGS:
             more = len(seen) - _MOST_FINDINGS
             words = f"the same {more:,} times more"
@@ -62,7 +70,10 @@ class ShardedCheck(Check):
         """The finding for one anomaly, at the file that is concerned."""
         facts = {key: _plain(value) for key, value in anomaly.facts.items() if key != "names"}
         place = cls.place(subject, anomaly)
-        return cls.finding(place, cls.words(anomaly), cls.remedy, **facts)
+        words, names = cls.words(anomaly), list(dict.fromkeys(anomaly.facts.get("names", ())))
+        if len(names) > 1 and cls.names_many:
+            words += f"; {len(names):,} in all: {few(names)}"
+        return cls.finding(place, words, cls.remedy, **facts)
 
     @classmethod
     def place(cls, subject: ShardedSubject, anomaly: Anomaly) -> Place:
@@ -80,6 +91,48 @@ class ShardedCheck(Check):
     def words(cls, anomaly: Anomaly) -> str:
         """The sentence for one anomaly."""
         return str(anomaly.facts["problem"])
+
+
+def _together(group: list[Anomaly]) -> Anomaly:
+    """Several anomalies of one file as one: the first, with the names and the problems of all."""
+    first = group[0]
+    if len(group) == 1:
+        return first
+    names = [name for anomaly in group for name in anomaly.facts.get("names", ())]
+    problems = list(dict.fromkeys(anomaly.facts.get("problem") for anomaly in group))
+    facts = {**first.facts, "names": list(dict.fromkeys(names)), "count": len(group)}
+    if len(problems) > 1:
+        facts["problems"] = problems[:_MOST_PROBLEMS]
+    return Anomaly(first.code, first.record, **facts)
+
+
+def grouped(findings: list[Finding]) -> list[Finding]:
+    """Findings of one kind about many entries of one shard as one: the first one's, for all.
+
+    What it says of trust stays apart where the words differ: each is another danger.
+    """
+    groups: dict[tuple[Any, ...], list[Finding]] = {}
+    for one in findings:
+        apart = one.words if one.id.startswith("TRU") else None
+        key = one.id, one.severity, one.place.path, one.remedy, apart, _could_not(one)
+        groups.setdefault(key, []).append(one)
+    return [_one_finding(group) for group in groups.values()]
+
+
+def _could_not(finding: Finding) -> bool:
+    return bool(finding.facts.get("could_not_check"))
+
+
+def _one_finding(group: list[Finding]) -> Finding:
+    first = group[0]
+    names = tuple(dict.fromkeys(name for one in group for name in one.place.tensors))
+    if len(group) == 1 or len(names) < 2:
+        return first
+    first.place.tensors = names[:_MOST_NAMES]
+    first.place.record = None
+    first.words += f"; {len(names):,} entries in all: {few(names)}"
+    first.facts = {**first.facts, "count": len(names)}
+    return first
 
 
 def _plain(value: Any) -> Any:
@@ -106,10 +159,13 @@ class MetadataMissing(ShardedCheck):
 class MetadataMalformed(ShardedCheck):
     id = "SHD102"
     codes = ("sharded-metadata-malformed",)
+    by_problem = True
+    names_many = True
     title = "The metadata of a sharded step makes no sense"
     meaning = (
-        "`.metadata` is not the pickle of torch's `Metadata`, or contradicts itself: a piece"
-        " without a place, a place without a piece, two entries for the same bytes."
+        "`.metadata` is a link or no file at all, is not the pickle of torch's `Metadata`, has"
+        " something else in a field than torch writes there, or contradicts itself: a piece without"
+        " a place, a place without a piece, two entries for the same bytes."
     )
     why = "torch refuses it, or loads bytes into the wrong tensors."
     mends = "Resume from another step."
@@ -182,6 +238,7 @@ class UnsafePath(ShardedCheck):
 class ItemDiffers(ShardedCheck):
     id = "SHD106"
     codes = ("sharded-item-differs",)
+    names_many = True
     title = "A shard does not hold what the metadata says"
     meaning = (
         "An archive in a shard holds no tensor, or one of another dtype or shape than `.metadata`"
@@ -194,6 +251,7 @@ class ItemDiffers(ShardedCheck):
 class CoverageWrong(ShardedCheck):
     id = "SHD107"
     codes = ("sharded-coverage",)
+    names_many = True
     title = "The pieces of a tensor do not cover it"
     meaning = "The pieces leave out elements of a tensor, overlap, or lie outside of its shape."
     why = "Elements that no piece covers keep whatever was in memory before."
@@ -215,7 +273,13 @@ class StaleFile(ShardedCheck):
     )
     why = "A loader that takes every shard it finds mixes two saves."
     mends = "Remove it, once you know that nothing needs it."
-    remedy = None
+
+    @classmethod
+    def judge(cls, subject: ShardedSubject, anomaly: Anomaly) -> Finding:
+        """With the command that removes it."""
+        finding = super().judge(subject, anomaly)
+        finding.remedy = f"once nothing needs it: rm -- {quoted(finding.place.path)}"
+        return finding
 
     @classmethod
     def words(cls, anomaly: Anomaly) -> str:
@@ -287,7 +351,7 @@ class Unclaimed(ShardedCheck):
     meaning = "There are bytes between or behind the entries of a shard."
     why = "The shard was written over by another save, or something was appended to it."
     mends = "Nothing has to be done if every entry is intact: nobody reads these bytes."
-    remedy = None
+    remedy = "nothing has to be done, where every entry is intact"
 
     @classmethod
     def words(cls, anomaly: Anomaly) -> str:

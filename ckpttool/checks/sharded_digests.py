@@ -8,23 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckpttool.checks import container as container_checks
-from ckpttool.errors import UnreadableError
-from ckpttool.findings import Place
 from ckpttool.formats.anomaly import Anomaly
-from ckpttool.io.reading import FileReader
 from ckpttool.model.inert import integer, what
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ckpttool.checks.examine import Depth
-    from ckpttool.checks.measure import Meter, Workers
-    from ckpttool.findings import Finding
     from ckpttool.model.sharded import ShardedStep
 
 KEY = "shards"
-_CHUNK_BYTES = 1 << 20
 _SHA256_DIGITS = 64
 _NOT_ITS_OWN = "it is not the shard that this step was saved with"
 
@@ -38,20 +30,21 @@ class Recorded(NamedTuple):
     by: str
 
 
-def check_digests(
-    sharded: ShardedStep, trees: Mapping[str, Any], depth: Depth, workers: Workers
-) -> Iterator[Finding | Anomaly]:
-    """Holds the shards against what the ranks' files record: `trees` are their contents, by name.
+def read_records(
+    sharded: ShardedStep, trees: Mapping[str, Any], records: list[Recorded]
+) -> Iterator[Anomaly]:
+    """What the ranks' files record of the shards, and how names and sizes differ from that.
 
-    Files without the key say nothing of their shards. With a quick depth no shard is opened.
+    `trees` are their contents, by name. Files without the key say nothing of their shards. Adds to
+    `records` what is still to be compared by its SHA-256. No shard is opened.
     """
-    records: list[Recorded] = []
     for by, tree in trees.items():
         if isinstance(tree, dict) and KEY in tree:
             found = _recorded(tree[KEY], by)
             if found is None:
                 problem = f'its "{KEY}" is {what(tree[KEY])}, no record of sizes and SHA-256'
                 yield Anomaly("sharded-rank-differs", by, problem=problem)
+                records.clear()
                 return
             records += found
     yield from _strangers(sharded, trees, {one.shard for one in records})
@@ -62,15 +55,15 @@ def check_digests(
             problem = f"{_NOT_ITS_OWN}: {one.by} records {one.size:,} bytes, it has "
             problem += f"{sizes[one.shard]:,}"
             yield Anomaly("sharded-shard-differs", one.shard, problem=problem)
-    if depth.quick:
-        return
-    same = [one for one in there if sizes[one.shard] == one.size]
+    records[:] = [one for one in there if sizes[one.shard] == one.size]
 
-    def work(one: Recorded) -> list[Finding | Anomaly]:
-        return list(_compare(sharded.file(one.shard), one, workers.meter))
 
-    for outcome in workers.map(work, same, sum(one.size for one in same)):
-        yield from outcome
+def compare(records: list[Recorded], sha256: str) -> Iterator[Anomaly]:
+    """Holds the SHA-256 of one shard against what is recorded of it."""
+    for one in records:
+        if sha256 != one.sha256:
+            problem = f"{_NOT_ITS_OWN}: its SHA-256 is not the one that {one.by} records"
+            yield Anomaly("sharded-shard-differs", one.shard, problem=problem)
 
 
 def _recorded(value: Any, by: str) -> list[Recorded] | None:
@@ -105,24 +98,3 @@ def _strangers(
         for shard in sorted(recorded - named - set(sharded.listed.sizes)):
             problem = "the shard is missing, and the metadata does not name it: it is of another"
             yield Anomaly("sharded-shard-differs", shard[:120], problem=f"{problem} save")
-
-
-def _compare(path: str, one: Recorded, meter: Meter) -> Iterator[Finding | Anomaly]:
-    from hashlib import sha256
-
-    digest = sha256()
-    try:
-        with FileReader(path) as reader:
-            for chunk in reader.chunks(0, reader.size, chunk_bytes=_CHUNK_BYTES):
-                digest.update(chunk)
-                meter.add(0)  # so that an interruption ends it; the bytes are counted already
-            changed = reader.changed()
-    except UnreadableError as error:
-        yield container_checks.Unreadable.at(path, error.reason)
-        return
-    if changed:
-        words = "the shard changed or was replaced while it was read"
-        yield container_checks.ChangedWhileRead.finding(Place(path), words, "verify again")
-    elif digest.hexdigest() != one.sha256:
-        problem = f"{_NOT_ITS_OWN}: its SHA-256 is not the one that {one.by} records"
-        yield Anomaly("sharded-shard-differs", one.shard, problem=problem)

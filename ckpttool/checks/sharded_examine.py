@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ckpttool.checks import container as container_checks
 from ckpttool.checks import trust as trust_checks
 from ckpttool.checks.base import FileSubject, FileVerdict
-from ckpttool.checks.sharded import CHECKS, ShardedSubject
+from ckpttool.checks.sharded import CHECKS, ShardedSubject, grouped
 from ckpttool.errors import UnreadableError
 from ckpttool.findings import Finding, Severity
 from ckpttool.formats.anomaly import Anomaly
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from ckpttool.checks.examine import Depth, Result
     from ckpttool.checks.measure import Workers
+    from ckpttool.checks.sharded_digests import Recorded
 
 # Who unpickles `.metadata` does so without any allow-list, so that none is missing.
 _NOT_OF_METADATA = frozenset({"TRU103", "TRU104"})
@@ -49,16 +50,17 @@ def judge_sharded(
 
     found: list[Finding | Anomaly] = [*sharded.anomalies]
     found += _metadata_findings(sharded)
-    if not depth.quick and workers is not None:
-        from ckpttool.checks.sharded_items import check_items
-
-        found += check_items(sharded, depth, workers)
     found += _trainer(sharded, step, depth, workers)
     found += sharded.rank_anomalies()
     if workers is not None:
-        found += _ranks(sharded, step, depth, workers)
+        records: list[Recorded] = []
+        found += _ranks(sharded, step, depth, workers, records)
+        if not depth.quick:
+            from ckpttool.checks.sharded_items import check_items
+
+            found += check_items(sharded, depth, workers, records)
     anomalies = [one for one in found if isinstance(one, Anomaly)]
-    findings = [one for one in found if isinstance(one, Finding)]
+    findings = grouped([one for one in found if isinstance(one, Finding)])
     subject = ShardedSubject(sharded.path, anomalies)
     for check in CHECKS:
         findings += check.look(subject)
@@ -89,6 +91,9 @@ def _trainer(
     sharded: ShardedStep, step: int | None, depth: Depth, workers: Workers | None
 ) -> Iterator[Finding | Anomaly]:
     """`trainer.pt`: a step file whose tensors are in the shards. A lone directory needs none."""
+    if problem := sharded.odd(TRAINER_NAME):
+        yield Anomaly("sharded-trainer-differs", problem=problem)
+        return
     if TRAINER_NAME not in sharded.listed.sizes:
         if step is not None:
             problem = f"{TRAINER_NAME} is missing: nothing says which step this is"
@@ -122,13 +127,17 @@ def _named_files(about: Any) -> list[str]:
 
 
 def _ranks(
-    sharded: ShardedStep, step: int | None, depth: Depth, workers: Workers
+    sharded: ShardedStep,
+    step: int | None,
+    depth: Depth,
+    workers: Workers,
+    records: list[Recorded],
 ) -> Iterator[Finding | Anomaly]:
-    """The file of each rank: whole, and of that rank, of this run, of this step; and its shards.
+    """The file of each rank: whole, and of that rank, of this run, of this step.
 
-    With a quick depth, only the sizes that they record for the shards are compared.
+    What they record of the shards goes into `records`; the sizes have been compared then.
     """
-    from ckpttool.checks.sharded_digests import check_digests
+    from ckpttool.checks.sharded_digests import KEY, read_records
     from ckpttool.model.checkpoint import open_checkpoint
 
     trees: dict[str, Any] = {}
@@ -149,13 +158,14 @@ def _ranks(
             continue  # said already
         if tree is None:
             continue
-        trees[name] = tree
+        # Only this is kept: a thousand ranks have as many states of generators.
+        trees[name] = {KEY: tree[KEY]} if isinstance(tree, dict) and KEY in tree else {}
         if depth.quick:
             continue
         problem = _rank_problem(tree, rank, world, step) or _rng_problem(tree)
         if problem:
             yield Anomaly("sharded-rank-differs", name, rank=rank, problem=problem)
-    yield from check_digests(sharded, trees, depth, workers)
+    yield from read_records(sharded, trees, records)
 
 
 def _rank_problem(tree: Any, rank: int, world: int | None, step: int | None) -> str | None:
@@ -210,6 +220,7 @@ def _verdict(
     verdict = FileVerdict(step, name, sharded.path, sharded.size, state, checksums)
     verdict.recorded_name = os.path.join(name, METADATA_NAME)
     verdict.recorded_size = sharded.listed.sizes.get(METADATA_NAME)
+    verdict.too_large = state == "unreadable" and any(one.id == "FIL124" for one in findings)
     return verdict
 
 

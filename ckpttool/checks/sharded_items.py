@@ -1,32 +1,41 @@
-"""The entries of a shard, each an archive of torch's: opened where it lies, and read once."""
+"""The entries of a shard, each an archive of torch's: opened where it lies, and read once.
+
+A shard whose SHA-256 is recorded is read in order by one thread, for checksums and hash together;
+of others the entries are dealt out to several threads.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from ckpttool.checks import container as container_checks
 from ckpttool.checks import trust as trust_checks
+from ckpttool.checks import whole_file
 from ckpttool.checks.base import FileSubject
 from ckpttool.errors import UnreadableError
 from ckpttool.findings import Place
 from ckpttool.formats.anomaly import Anomaly
 from ckpttool.formats.values import TensorValue
-from ckpttool.io.reading import FileReader, WindowReader
+from ckpttool.io.reading import BytesReader, FileReader, HashingReader, WindowReader
 from ckpttool.model.checkpoint import Checkpoint
 from ckpttool.model.inert import what
 from ckpttool.model.schema import TrainingFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from ckpttool.checks.examine import Depth
     from ckpttool.checks.measure import Meter, Workers
+    from ckpttool.checks.sharded_digests import Recorded
     from ckpttool.findings import Finding
     from ckpttool.model.sharded import ShardedStep
     from ckpttool.model.sharded_metadata import Item, Piece, ShardedTensor
 
 _NOT_READ = frozenset(("safetensors",))
 _BATCH = 64
+# An entry of no more bytes is read at once, instead of its end, its directory, its headers …
+_SMALL = 1 << 20
 
 
 class ItemSubject(FileSubject):
@@ -48,51 +57,88 @@ class ItemSubject(FileSubject):
 
 
 def check_items(
-    sharded: ShardedStep, depth: Depth, workers: Workers
+    sharded: ShardedStep, depth: Depth, workers: Workers, records: list[Recorded]
 ) -> Iterator[Finding | Anomaly]:
-    """What is wrong with the entries of every shard that is there, as findings and anomalies."""
-    metadata = sharded.metadata
-    if metadata is None:
-        return
+    """What is wrong with every shard that is there: its entries, and its SHA-256 by `records`."""
+    metadata, sizes = sharded.metadata, sharded.listed.sizes
     pieces = {
         piece.item: (tensor, piece)
-        for tensor in metadata.tensors.values()
+        for tensor in (() if metadata is None else metadata.tensors.values())
         for piece in tensor.pieces
         if piece.item is not None
     }
-    for file, items in metadata.files().items():
-        if file in sharded.listed.sizes:
-            yield from _check_shard(sharded, file, items, pieces, depth, workers)
+    files = {} if metadata is None else metadata.files()
+    recorded: dict[str, list[Recorded]] = {}
+    for one in records:
+        recorded.setdefault(one.shard, []).append(one)
+    shards = ShardCheck(sharded, files, pieces, recorded, depth, workers)
+    total = sum(sizes[file] for file in recorded)
+    for outcome in workers.map(shards.in_order, list(recorded), total):
+        yield from outcome
+    for file in files:
+        if file in sizes and file not in recorded:
+            yield from shards.side_by_side(file)
 
 
-def _check_shard(
-    sharded: ShardedStep,
-    file: str,
-    items: list[Item],
-    pieces: dict[Item, tuple[ShardedTensor, Piece]],
-    depth: Depth,
-    workers: Workers,
-) -> Iterator[Finding | Anomaly]:
-    path = sharded.file(file)
-    try:
-        reader = FileReader(path)
-    except UnreadableError as error:
-        yield container_checks.Unreadable.at(path, error.reason)
-        return
-    with reader:
+class ShardCheck:
+    """Looks at shards one by one; `files` has the entries of each, `recorded` what its hash is."""
+
+    def __init__(
+        self,
+        sharded: ShardedStep,
+        files: dict[str, list[Item]],
+        pieces: dict[Item, tuple[ShardedTensor, Piece]],
+        recorded: dict[str, list[Recorded]],
+        depth: Depth,
+        workers: Workers,
+    ) -> None:
+        self._sharded = sharded
+        self._files = files
+        self._pieces = pieces
+        self._recorded = recorded
+        self._depth = depth
+        self._workers = workers
+
+    def in_order(self, file: str) -> list[Finding | Anomaly]:
+        """A shard with a recorded SHA-256: in this thread, each byte read once for both."""
+        from ckpttool.checks.sharded_digests import compare
+
+        path = self._sharded.file(file)
+        try:
+            reader = HashingReader(path)
+            with reader:
+                found = list(self._entries(reader, file, map))
+                sha256 = reader.sha256()
+                if reader.changed():
+                    return [*found, _changed(path)]
+        except UnreadableError as error:
+            return [whole_file.Unreadable.at(path, error.reason)]
+        return [*found, *compare(self._recorded[file], sha256)]
+
+    def side_by_side(self, file: str) -> Iterator[Finding | Anomaly]:
+        """Any other shard: its entries in several threads."""
+        path = self._sharded.file(file)
+        try:
+            reader = FileReader(path)
+        except UnreadableError as error:
+            yield whole_file.Unreadable.at(path, error.reason)
+            return
+        with reader:
+            total = sum(item.length for item in self._files[file])
+            deal_out = partial(self._workers.map, total_bytes=total)
+            yield from self._entries(reader, file, deal_out)
+            if reader.changed():
+                yield _changed(path)
+
+    def _entries(
+        self, reader: FileReader, file: str, deal_out: Callable[..., Any]
+    ) -> Iterator[Finding | Anomaly]:
+        items = self._files.get(file, [])
         whole = [item for item in items if item.stop <= reader.size and not item.transforms]
         yield from _transformed(file, items)
         batches = [whole[start : start + _BATCH] for start in range(0, len(whole), _BATCH)]
-
-        def work(batch: list[Item]) -> list[Finding | Anomaly]:
-            found: list[Finding | Anomaly] = []
-            for item in batch:
-                found += _check_item(reader, item, pieces.get(item), depth, workers.meter)
-            return found
-
-        total = sum(item.length for item in whole)
         other = 0
-        for found in workers.map(work, batches, total):
+        for found in deal_out(partial(self._batch, reader), batches):
             for one in found:
                 if isinstance(one, Anomaly) and one.code == "sharded-transformed":
                     other += 1
@@ -100,9 +146,18 @@ def _check_shard(
                     yield one
         if other:
             yield Anomaly("sharded-transformed", file, count=other, stored_as="safetensors")
-        if reader.changed():
-            words = "the shard changed or was replaced while it was read"
-            yield container_checks.ChangedWhileRead.finding(Place(path), words, "verify again")
+
+    def _batch(self, reader: FileReader, batch: list[Item]) -> list[Finding | Anomaly]:
+        found: list[Finding | Anomaly] = []
+        for item in batch:
+            described, meter = self._pieces.get(item), self._workers.meter
+            found += _check_item(reader, item, described, self._depth, meter)
+        return found
+
+
+def _changed(path: str) -> Finding:
+    words = "the shard changed or was replaced while it was read"
+    return whole_file.ChangedWhileRead.finding(Place(path), words, "verify again")
 
 
 def _transformed(file: str, items: list[Item]) -> Iterator[Anomaly]:
@@ -124,7 +179,11 @@ def _check_item(
     from ckpttool.checks.hidden_pickles import hidden_pickles
     from ckpttool.checks.measure import check_each_record
 
-    window = WindowReader(reader, item.offset, item.length)
+    window: FileReader
+    if item.length <= _SMALL:
+        window = BytesReader(reader.read(item.offset, item.length), reader.path)
+    else:
+        window = WindowReader(reader, item.offset, item.length)
     checkpoint = Checkpoint(reader.path, window, depth.limits)
     if checkpoint.kind in _NOT_READ:
         return [Anomaly("sharded-transformed", item.file)]

@@ -13,10 +13,12 @@ from ckpttool.checks import directory as directory_checks
 from ckpttool.checks import pointer as pointer_checks
 from ckpttool.checks import schema as schema_checks
 from ckpttool.checks import trust as trust_checks
+from ckpttool.checks import whole_file
 from ckpttool.checks.base import DirectorySubject, Examined, FileVerdict, command
 from ckpttool.checks.examine import Depth, examine, not_opened, size_of
 from ckpttool.checks.hashing import FileHashes
 from ckpttool.checks.measure import Meter, Workers
+from ckpttool.checks.sharded import RESUME_EARLIER
 from ckpttool.errors import UnreadableError
 from ckpttool.findings import Finding, Severity
 from ckpttool.formats.limits import DEFAULT_LIMITS, ReaderLimits
@@ -187,7 +189,7 @@ def _verify_directory(
     whole = {other.name for other in directory.others if _looks_whole(other, depth)}
     subject = DirectorySubject(directory, examined, whole, quick=depth.quick, books=books)
     for item in examined:
-        _name_remedy(item.findings, lambda: subject.command("repair"))
+        _name_remedies(subject, item)
     findings = [*_file_findings(examined), *directory_findings(subject)]
     files = [item.verdict for item in examined]
     return Report(directory.path, findings, files, subject.newest, quick=depth.quick)
@@ -222,10 +224,13 @@ def _hashed_bytes(file: StepFile, hashed: set[str]) -> int:
 
 
 def _hold_against_records(verdict: FileVerdict, records: Records, depth: Depth) -> None:
-    """A file that is whole, but not the one that was saved, is not valid."""
-    if not verdict.is_valid:
+    """A file that is whole, but not the one that was saved, is not valid.
+
+    Nor is one that is too large to be read, and of another size than the one that was saved.
+    """
+    if not verdict.is_valid and not verdict.too_large:
         return
-    hasher = None if depth.quick else lambda: verdict.sha256
+    hasher = None if depth.quick or verdict.too_large else lambda: verdict.sha256
     if records.contradict(verdict.name, verdict.recorded_size or 0, hasher) is not None:
         verdict.state = "not-as-recorded"
 
@@ -239,7 +244,8 @@ def _to_be_hashed(directory: CheckpointDirectory, books: Books) -> set[str]:
             entry.size in (None, file.recorded_size) and entry.sha256 is not None
             for _, entry in records.of(file.name)
         )
-        if file.opens and any(known):
+        # What records nothing of a size says nothing of metadata that is no file, or not there.
+        if file.opens and file.recorded_size is not None and any(known):
             names.add(file.name)
     return names
 
@@ -280,6 +286,26 @@ def directory_findings(subject: DirectorySubject) -> Iterator[Finding]:
 
 
 _BY_SIBLING = frozenset(check.id for check in container_checks.FROM_ANOMALIES if check.by_sibling)
+
+
+_WRONG_STEP = "SCH102"
+_NOTHING_MENDS = "copy the step again from its source: nothing mends a sharded step"
+
+
+def _name_remedies(subject: DirectorySubject, item: Examined) -> None:
+    """What mends a step of a directory: `repair`, where that can leave a valid one."""
+    repair, state = subject.command("repair"), item.verdict.state
+    helps = subject.repair_helps or not item.entry.is_sharded
+    for finding in item.findings:
+        if finding.id == whole_file.LimitPassed.id and state == "unreadable":
+            finding.remedy = subject.go_back(item.entry.name)
+        elif finding.id == whole_file.LimitPassed.id and item.verdict.too_large:
+            finding.remedy = repair if helps else _NOTHING_MENDS
+        elif finding.remedy == RESUME_EARLIER and subject.newest is not None:
+            finding.remedy = repair
+        if item.entry.is_sharded and state == "wrong-step" and finding.id == _WRONG_STEP:
+            finding.remedy = repair
+    _name_remedy(item.findings, lambda: repair if helps else _NOTHING_MENDS)
 
 
 def _name_remedy(findings: list[Finding], remedy: Callable[[], str | None]) -> None:

@@ -182,6 +182,27 @@ def require_directory(path: str) -> None:
         raise UnreadableError(path, "is not a directory")
 
 
+def refuse_sharded(path: str, verb: str) -> None:
+    """UsageError for a directory of shards, where `verb` takes one file: says which take it."""
+    from ckpttool.checks.base import command
+    from ckpttool.model.names import parse_step_directory_name
+    from ckpttool.model.sharded_listing import holds_shards
+
+    if not os.path.isdir(path) or not holds_shards(path):
+        return
+    whole = os.path.normpath(path)
+    words = f"{path} is a sharded step (a directory of torch.distributed.checkpoint)"
+    words += f", and {verb} takes single files"
+    takes = [f"{command('verify', whole)} says what is wrong with it"]
+    if verb == "mend" and parse_step_directory_name(os.path.basename(whole)) is not None:
+        run = os.path.dirname(whole) or os.curdir
+        takes.append(f"{command('repair', run)} goes back to the newest step that is whole")
+    if verb != "mend":
+        exporting = command("export", whole, "-o")
+        takes.append(f"{exporting} OUT.safetensors writes its model as one file")
+    raise click.UsageError(f"{words}: {'; '.join(takes)}")
+
+
 def path_and_ids(path: str, ids: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     """`[PATH] [ID…]` as they were meant: a first word that is an id, and no path, is the id."""
     from ckpttool.model.operations import is_id

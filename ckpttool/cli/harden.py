@@ -12,6 +12,7 @@ from ckpttool.cli.common import (
     end_cleanly_when_terminated,
     example,
     finish_converting,
+    refuse_sharded,
     with_progress,
 )
 from ckpttool.exitcodes import ExitCode
@@ -50,6 +51,7 @@ def command(
     from ckpttool.io.output import refuse_output
     from ckpttool.render.convert_page import show_hardening
 
+    refuse_sharded(file, "harden")
     end_cleanly_when_terminated()
     refuse_output(out, file, force=force)
     plan: Hardening

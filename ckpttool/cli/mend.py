@@ -16,6 +16,7 @@ from ckpttool.cli.common import (
     example,
     json_option,
     output_option,
+    refuse_sharded,
     with_progress,
     write_json,
 )
@@ -122,6 +123,7 @@ def command(file: str, out: str | None, as_json: bool, dry_run: bool, **options:
     from ckpttool.io.output import refuse_output
     from ckpttool.mending.plan import plan_mend
 
+    refuse_sharded(file, "mend")
     end_cleanly_when_terminated()
     if out is not None:
         refuse_output(out, file, force=options["force"])

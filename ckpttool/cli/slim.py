@@ -12,6 +12,7 @@ from ckpttool.cli.common import (
     end_cleanly_when_terminated,
     example,
     finish_converting,
+    refuse_sharded,
     with_progress,
 )
 from ckpttool.exitcodes import ExitCode
@@ -58,6 +59,7 @@ def command(
 
     if keep and drop:
         raise click.UsageError("--keep and --drop exclude each other")
+    refuse_sharded(file, "slim")
     end_cleanly_when_terminated()
     refuse_output(out, file, force=force)
     try:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # Fits the second-level cache of common processors, so that a checksum finds the bytes still there.
 CHUNK_BYTES = 1 << 18
+_MOST_SKIPPED = 1 << 16
 
 _KINDS = (
     (stat.S_ISDIR, "is a directory"),
@@ -165,6 +166,8 @@ class BytesReader(FileReader):
 
     __slots__ = ("_data",)
 
+    is_whole_file = False
+
     def __init__(self, data: bytes, path: str = "bytes") -> None:
         self.path = path
         self.size = len(data)
@@ -186,6 +189,48 @@ class BytesReader(FileReader):
         piece = self._data[offset : offset + len(buffer)]
         buffer[: len(piece)] = piece
         return len(piece)
+
+
+class HashingReader(FileReader):
+    """A file whose SHA-256 is taken on the way, from what is read of it in order: for one thread.
+
+    What is read once for its checksums is not read again for the hash. What is skipped in between,
+    a few headers, is read for it; where reading went otherwise, `sha256` reads what is left.
+    """
+
+    __slots__ = ("_digest", "_hashed")
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        from hashlib import sha256
+
+        self._digest = sha256()
+        self._hashed = 0
+        super().__init__(path)
+
+    def sha256(self) -> str:
+        """The SHA-256 of the whole file as 64 hexadecimal digits. Raises UnreadableError."""
+        for _ in self.chunks(self._hashed, self.size - self._hashed):
+            pass
+        return self._digest.hexdigest()
+
+    def _pread(self, offset: int, length: int) -> bytes:
+        data = super()._pread(offset, length)
+        self._take(data, offset)
+        return data
+
+    def _read_into(self, buffer: memoryview, offset: int) -> int:
+        gap = offset - self._hashed
+        if 0 < gap <= _MOST_SKIPPED:
+            self._take(super()._pread(self._hashed, gap), self._hashed)
+        count = super()._read_into(buffer, offset)
+        self._take(buffer[:count], offset)
+        return count
+
+    def _take(self, data: bytes | memoryview, offset: int) -> None:
+        end = offset + len(data)
+        if offset <= self._hashed < end:
+            self._digest.update(memoryview(data)[self._hashed - offset :])
+            self._hashed = end
 
 
 class WindowReader(FileReader):

@@ -17,7 +17,6 @@ from ckpttool.model.names import (
     POINTER_NAME,
     QUARANTINE_NAME,
     Temporary,
-    has_full_width,
     parse_step_directory_name,
     parse_step_file_name,
     parse_temporary_name,
@@ -121,10 +120,22 @@ class CheckpointDirectory:
         self.pointer = pointer
         self.others = others
 
-    def find(self, step: int) -> StepFile | None:
-        """The regular file or sharded step for `step`, of several the one with all 12 digits."""
+    def all_of(self, step: int) -> list[StepFile]:
+        """The regular files and sharded steps for `step`, the one that is meant first.
+
+        See `records.Precedence`. Reads the manifest where there are several.
+        """
+        from ckpttool.model.records import read_records
+
         found = [file for file in self.steps if file.step == step and file.opens]
-        return max(found, key=lambda file: has_full_width(file.name), default=None)
+        if len(found) > 1:
+            records = read_records(self.path)
+            found.sort(key=lambda file: records.precedence(file.name), reverse=True)
+        return found
+
+    def find(self, step: int) -> StepFile | None:
+        """The first of `all_of`."""
+        return next(iter(self.all_of(step)), None)
 
     def as_dict(self) -> dict[str, Any]:
         """The directory as plain data."""

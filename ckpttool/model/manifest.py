@@ -41,6 +41,8 @@ class Entry(NamedTuple):
 class Manifest(NamedTuple):
     """The last line for each file, by its name, and what could not be read, in words.
 
+    `entries` are in the order in which these lines stand.
+
     `exists` says whether there is a manifest at all. `older` are the lines before the last one, for
     files that have several.
     """
@@ -73,7 +75,7 @@ def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
             problems.append(f"line {number}: {error}")
         else:
             if entry.file in entries:
-                older.setdefault(entry.file, []).append(entries[entry.file])
+                older.setdefault(entry.file, []).append(entries.pop(entry.file))
             entries[entry.file] = entry
     return Manifest(entries, problems, older=older)
 

@@ -3,15 +3,18 @@
 The pointer and the manifest may each record the size and the SHA-256 that a file had when it was
 saved. A file that differs is not what training saved, however whole it is. Where one record has the
 file's own SHA-256, though, the file is proven, and any other record is merely out of date.
+
+They also say which is meant where several names here stand for one step: see `Precedence`.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool.model.manifest import Entry, Manifest, read_manifest, recorded_by
+from ckpttool.model.names import has_full_width, parse_step_directory_name
 from ckpttool.model.pointer import read_pointer
 
 if TYPE_CHECKING:
@@ -23,14 +26,45 @@ POINTER, MANIFEST = "the pointer", "the manifest"
 Hasher = Callable[[], str | None]
 
 
-class Records:
-    """The records of one directory. `of` gives those of a file."""
+class Precedence(NamedTuple):
+    """Which of several names for one step is meant: the highest that is valid.
 
-    __slots__ = ("_manifest", "_pointer")
+    What the pointer names comes first, then what the manifest recorded last, then a name with all
+    twelve digits, then the directory of a sharded step, then the last by name.
+    """
+
+    pointed: bool
+    recorded: int
+    full_width: bool
+    sharded: bool
+    name: str
+
+    def why(self) -> str:
+        """Why it comes before another, in words."""
+        if self.pointed:
+            return "which the pointer names"
+        if self.recorded >= 0:
+            return "which the manifest recorded last"
+        return "as its name has twelve digits" if not self.sharded else "the directory"
+
+
+class Records:
+    """The records of one directory. `of` gives those of a file, `precedence` what they weigh."""
+
+    __slots__ = ("_manifest", "_places", "_pointer")
 
     def __init__(self, pointer: Pointer, manifest: Manifest | None) -> None:
         self._pointer = recorded_by(pointer)
         self._manifest = manifest
+        names = () if manifest is None else manifest.entries
+        self._places = {name: place for place, name in enumerate(names)}
+
+    def precedence(self, name: str) -> Precedence:
+        """What the name of a step weighs against another of the same step."""
+        pointed = self._pointer is not None and self._pointer.file == name
+        sharded = parse_step_directory_name(name) is not None
+        place = self._places.get(name, -1)
+        return Precedence(pointed, place, has_full_width(name), sharded, name)
 
     def of(self, name: str) -> list[tuple[str, Entry]]:
         """Who records something of the file `name`, and what; the last word of each first."""

@@ -128,10 +128,17 @@ class ShardedStep:
         except UnreadableError:
             return  # said when the file is examined
 
+    def odd(self, name: str) -> str | None:
+        """Says of a file that is something else that it is; None of one that is a file, or not."""
+        kind = self.listed.odd.get(name)
+        return None if kind is None else f"it is {kind}, no regular file, and is not followed"
+
     # What does not fit.
 
     def _compare(self) -> Iterator[Anomaly]:
-        if METADATA_NAME not in self.listed.sizes:
+        if problem := self.odd(METADATA_NAME):
+            yield Anomaly("sharded-metadata-malformed", names=(), problem=problem)
+        elif METADATA_NAME not in self.listed.sizes:
             yield Anomaly("sharded-metadata-missing", shards=len(self.listed.shards))
         elif self.metadata is not None:
             yield from self.metadata.anomalies
@@ -174,7 +181,11 @@ class ShardedStep:
         if world is None:
             return
         ranks = self.ranks
-        if missing := [rank for rank in range(world) if rank not in ranks]:
+        odd = {rank: name for name in self.listed.odd if (rank := rank_of(name)) is not None}
+        for rank in sorted(odd):
+            problem = self.odd(odd[rank])
+            yield Anomaly("sharded-rank-differs", odd[rank], rank=rank, problem=problem)
+        if missing := [r for r in range(world) if r not in ranks and r not in odd]:
             yield Anomaly("sharded-rank-missing", ranks=missing, world_size=world)
         for rank in sorted(ranks):
             if rank >= world:

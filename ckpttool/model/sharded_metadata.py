@@ -15,6 +15,7 @@ from ckpttool.formats.anomaly import Anomaly
 from ckpttool.formats.dtypes import BITS, storage_byte_count
 from ckpttool.formats.values import GlobalRef, Opaque
 from ckpttool.model.inert import what
+from ckpttool.model.sharded_fields import FieldCheck
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -82,13 +83,14 @@ class ShardedMetadata:
 
     `tensors` and `objects` (what is no tensor; None where nothing says where it lies) are by name,
     in its order. `items` are all entries that it gives a place, `version` is its own (None before
-    torch 2.7). `anomalies` say what makes no sense in it.
+    torch 2.7). `anomalies` say what makes no sense in it, each problem once with all its names.
     """
 
-    __slots__ = ("anomalies", "items", "objects", "tensors", "version")
+    __slots__ = ("_problems", "anomalies", "items", "objects", "tensors", "version")
 
     def __init__(self, tree: Any) -> None:
         self.anomalies: list[Anomaly] = []
+        self._problems: dict[str, list[str]] = {}
         self.tensors: dict[str, ShardedTensor] = {}
         self.objects: dict[str, Item | None] = {}
         self.items: list[Item] = []
@@ -102,6 +104,8 @@ class ShardedMetadata:
         places = self._places(content.get("storage_data"))
         self._entries(content.get("state_dict_metadata"), places)
         self._note_strangers()
+        for problem, name in FieldCheck().problems(content):
+            self._odd(problem, name)
 
     def files(self) -> dict[str, list[Item]]:
         """The entries of each file, by where they begin."""
@@ -113,9 +117,13 @@ class ShardedMetadata:
         return found
 
     def _odd(self, problem: str, name: str | None = None) -> None:
-        names = () if name is None else (name,)
-        found = Anomaly("sharded-metadata-malformed", problem=problem, names=names)
-        self.anomalies.append(found)
+        names = self._problems.get(problem)
+        if names is None:
+            names = self._problems[problem] = []
+            found = Anomaly("sharded-metadata-malformed", problem=problem, names=names)
+            self.anomalies.append(found)
+        if name is not None:
+            names.append(name)
 
     def _places(self, storage: Any) -> dict[tuple[str, Extents | None], Item]:
         places: dict[tuple[str, Extents | None], Item] = {}

@@ -16,16 +16,17 @@ from ckpttool.model.names import (
     LOCK_NAME,
     POINTER_NAME,
     Temporary,
-    has_full_width,
     parse_step_name,
 )
+from ckpttool.model.records import read_records
 from ckpttool.model.sharded_listing import METADATA_NAME
 
 if TYPE_CHECKING:
     from ckpttool.checks.verify import Report
     from ckpttool.findings import Finding
     from ckpttool.io.durable import Progress
-    from ckpttool.model.directory import CheckpointDirectory, Other, StepFile
+    from ckpttool.model.directory import CheckpointDirectory, Other
+    from ckpttool.model.records import Precedence, Records
 
 _RECORDS = frozenset({"PTR109", "DIR110"})
 _UNCHECKED = frozenset({"unreadable", "changing"})
@@ -34,8 +35,8 @@ _UNCHECKED = frozenset({"unreadable", "changing"})
 class Entry(NamedTuple):
     """A step file, or a leftover that was to become one. `state` is that of its verdict.
 
-    `target` is the name that it has or was to have. `status` is its own (a link is not followed),
-    taken before it was verified; None where it was gone already.
+    `target` is the name that it has or was to have, `precedence` what that weighs. `status` is its
+    own (a link is not followed), taken before it was verified; None where it was gone already.
     """
 
     path: str
@@ -45,6 +46,7 @@ class Entry(NamedTuple):
     state: str
     findings: list[Finding]
     status: os.stat_result | None
+    precedence: Precedence
 
     @property
     def is_valid(self) -> bool:
@@ -71,9 +73,9 @@ class Entry(NamedTuple):
         """The file whose size and SHA-256 the pointer and the manifest record of it."""
         return os.path.join(self.path, METADATA_NAME) if self.is_sharded else self.path
 
-    def rank(self) -> tuple[int, bool, str]:
-        """To sort by: of two files of one step the one with all twelve digits is meant."""
-        return self.step, has_full_width(self.target), self.target
+    def rank(self) -> tuple[int, Precedence]:
+        """To sort by: of several names for one step the last one is meant."""
+        return self.step, self.precedence
 
     def why(self) -> str:
         """Id and words of the finding that says most."""
@@ -120,10 +122,21 @@ def look(path: str, progress: Progress | None = None) -> Look:
     """Lists and verifies the directory `path`. Raises UnreadableError where it cannot be listed."""
     directory = scan(path)
     before = {file.name: _status(file.path) for file in directory.steps}
-    leftovers = [_leftover(other, progress) for other in directory.others if other.temporary]
+    records = read_records(path)
+    others = [other for other in directory.others if other.temporary]
+    leftovers = [_leftover(other, records, progress) for other in others]
     report = verify(path, progress=progress)
-    pointed = directory.pointer.file
-    files = [_entry(file, report, before[file.name], pointed) for file in directory.steps]
+    verdicts = {verdict.name: verdict for verdict in report.files}
+    findings = _by_entry(path, report)
+    files = []
+    for file in directory.steps:
+        found, verdict = findings.get(file.name, []), verdicts.get(file.name)
+        state = "changing" if verdict is None else verdict.state
+        if state == "not-as-recorded" and file.name == directory.pointer.file:
+            found += [finding for finding in report.findings if finding.id == "PTR109"]
+        weight = records.precedence(file.name)
+        named = (file.path, file.name, file.name, file.step)
+        files.append(Entry(*named, state, found, before[file.name], weight))
     return Look(directory, report, files, leftovers)
 
 
@@ -162,21 +175,18 @@ def _marks(status: os.stat_result | None) -> tuple[int, ...] | None:
     return status.st_ino, status.st_size, status.st_mtime_ns, status.st_mode
 
 
-def _entry(
-    file: StepFile, report: Report, status: os.stat_result | None, pointed: str | None
-) -> Entry:
-    verdict = next((one for one in report.files if one.name == file.name), None)
-    state = "changing" if verdict is None else verdict.state
-    own = (file.path, os.path.join(file.path, ""))
-    found = [
-        f for f in report.findings if f.place.path == own[0] or f.place.path.startswith(own[1])
-    ]
-    if state == "not-as-recorded" and file.name == pointed:
-        found += [finding for finding in report.findings if finding.id == "PTR109"]
-    return Entry(file.path, file.name, file.name, file.step, state, found, status)
+def _by_entry(path: str, report: Report) -> dict[str, list[Finding]]:
+    """The findings about each entry of the directory, or something in it, by its name."""
+    found: dict[str, list[Finding]] = {}
+    inside = os.path.join(path, "")
+    for finding in report.findings:
+        if finding.place.path.startswith(inside):
+            name = finding.place.path[len(inside) :].partition(os.sep)[0]
+            found.setdefault(name, []).append(finding)
+    return found
 
 
-def _leftover(other: Other, progress: Progress | None) -> Leftover:
+def _leftover(other: Other, records: Records, progress: Progress | None) -> Leftover:
     temporary = other.temporary
     assert temporary is not None
     status = _status(other.path)
@@ -185,7 +195,7 @@ def _leftover(other: Other, progress: Progress | None) -> Leftover:
     entry = None
     step = parse_step_name(temporary.target)
     if step is not None and alive is False:
-        entry = _examine(other, temporary.target, step, status, progress)
+        entry = _examine(other, temporary.target, step, status, records, progress)
     return Leftover(other.path, other.name, temporary, other.size, alive, status, entry)
 
 
@@ -194,6 +204,7 @@ def _examine(
     target: str,
     step: int,
     status: os.stat_result | None,
+    records: Records,
     progress: Progress | None,
 ) -> Entry:
     try:
@@ -201,7 +212,8 @@ def _examine(
         state, findings = result.files[0].state, result.findings
     except UnreadableError:
         state, findings = "unreadable", []
-    return Entry(other.path, other.name, target, step, state, findings, status)
+    named = (other.path, other.name, target, step)
+    return Entry(*named, state, findings, status, records.precedence(target))
 
 
 def _status(path: str) -> os.stat_result | None:

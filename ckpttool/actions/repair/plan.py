@@ -241,7 +241,8 @@ def _source(look: Look, options: Options) -> str | None:
     """The file to take from what is lost elsewhere."""
     if options.source_step is None:
         return None
-    found = look.directory.find(options.source_step)
+    all_of = look.directory.all_of(options.source_step)
+    found = next((file for file in all_of if file.is_regular), None)
     if found is None:
         path = look.directory.path
         raise RefusedError(f"{path}: there is no step file for step {options.source_step}")

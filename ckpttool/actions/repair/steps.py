@@ -43,12 +43,15 @@ def settle(
 
     In this order: a valid file stays; a whole temporary is published; a file, then a temporary, is
     mended without loss (the one at `accept` with loss, too). What is not kept is set aside. What
-    could not be checked is not touched, and nothing takes the place of such a step file.
+    could not be checked is not touched, and nothing takes the place of such a step file, nor of one
+    that is meant rather than a valid one. Of several valid ones the one that is meant stays: see
+    `records.Precedence`.
     """
     left = [_unchecked(entry) for entry in files if entry.unchecked]
     known = [entry for entry in files if not entry.unchecked]
     valid = sorted((entry for entry in known if entry.is_valid), key=lambda entry: entry.rank())
-    if left and not valid:
+    unknown = max((entry.rank() for entry in files if entry.unchecked), default=None)
+    if unknown is not None and (not valid or unknown > valid[-1].rank()):
         return Settled(step, None, [], left, unknown=True)
     temporaries, unchecked = _dead(leftovers)
     left += unchecked

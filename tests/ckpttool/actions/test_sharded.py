@@ -6,6 +6,8 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -104,6 +106,42 @@ def test_a_copy_is_whole_and_nothing_is_overwritten(run: Path, tmp_path: Path) -
     assert sorted(os.listdir(target)) == ["latest.json", FOUR]
     call("copy", run, tmp_path / "best")
     assert content(tmp_path / "best") == content(run / FOUR)
+
+
+def test_nothing_is_copied_into_a_checkpoint(fixtures: Path, run: Path, tmp_path: Path) -> None:
+    """A directory of shards under any name is what a copy replaces, never a place for steps."""
+    best = tmp_path / "best"
+    call("copy", run / FOUR, best)
+    for arguments in (
+        (run / FOUR, best),
+        (run / FOUR, f"{best}/", "--force"),
+        (fixtures / "healthy", best, "--force"),
+        (run, best, "--with-pointer"),
+    ):
+        call("copy", *arguments, code=3 if "--with-pointer" in arguments else 4)
+    assert content(best) == content(run / FOUR)
+    call("copy", run / TWO, best, "--force")
+    assert content(best) == content(run / TWO)
+    assert sorted(os.listdir(tmp_path)) == ["best", "run"]
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "pipe", "empty"])
+def test_whatever_has_the_name_is_replaced_only_by_force(
+    run: Path, tmp_path: Path, kind: str
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "mine").write_text("mine")
+    target = tmp_path / "backup" / FOUR
+    target.parent.mkdir()
+    make = {"file": target.touch, "pipe": lambda: os.mkfifo(target), "empty": target.mkdir}
+    make.get(kind, lambda: target.symlink_to(other))()
+    call("copy", run, target.parent, code=4)
+    call("copy", run, target.parent, "--force")
+    assert content(target) == content(run / FOUR)
+    assert not target.is_symlink()
+    assert os.listdir(target.parent) == [FOUR]
+    assert os.listdir(other) == ["mine"]
 
 
 @pytest.mark.parametrize("name", [SIX, f"{FOUR}.pt", "best.pt", f"run/{FOUR}/inside"])
@@ -236,6 +274,167 @@ def test_repair_keeps_one_of_a_file_and_a_directory(fixtures: Path, run: Path) -
     call("repair", run, "--apply")
     assert list(states(run).values()) == ["valid", "valid"]
     assert not {finding.id for finding in verify(run).findings} & {"DIR106", "PTR107"}
+
+
+def _says(run: Path, name: str) -> None:
+    """Every verb, and the training core's reading side, takes this one for step 4."""
+    from trainer_core.resuming.stored_steps import StoredSteps
+
+    before = (run / "latest.json").read_bytes() if (run / "latest.json").exists() else None
+    assert call("latest", run).stdout == f"{run / name}\n"
+    report = verify(run)
+    assert report.newest_valid_path == str(run / name)
+    (two,) = (finding for finding in report.findings if finding.id == "DIR106")
+    assert two.facts["taken"] == name
+    assert f"{name} is taken" in two.words
+    shown = json.loads(call("fix-pointer", run, "--dry-run", "--json").stdout)
+    assert os.path.basename(shown["file"]) == name, shown
+    shown = json.loads(call("copy", run, f"{run}-copy/", "--dry-run", "--step", 4, "--json").stdout)
+    assert shown["file"] == str(run / name)
+    steps = StoredSteps(run, lambda _: None)
+    assert steps.newest_valid().found.file.name == name  # type: ignore[union-attr]  # fails if None
+    _, selected = steps.select()
+    assert selected == run / name
+    planned = json.loads(call("repair", run, "--json", code=1).stdout)
+    (aside,) = (deed for deed in planned["plan"] if deed["action"] == "set-aside")
+    assert os.path.basename(aside["path"]) == ({FOUR, f"{FOUR}.pt"} - {name}).pop()
+    after = (run / "latest.json").read_bytes() if (run / "latest.json").exists() else None
+    assert before == after
+
+
+def _manifest(run: Path, *names: str) -> None:
+    lines = []
+    for name in names:
+        content = (run / name / ".metadata" if name == FOUR else run / name).read_bytes()
+        sha256 = hashlib.sha256(content).hexdigest()
+        entry = {"step": 4, "file": name, "size": len(content), "sha256": sha256, "run_id": "r"}
+        lines.append(json.dumps({**entry, "parent": None, "saved": "2026-11-29T19:40:42Z"}))
+    (run / "manifest.jsonl").write_text("".join(f"{line}\n" for line in lines))
+
+
+def test_of_a_file_and_a_directory_the_recorded_one_is_taken(fixtures: Path, run: Path) -> None:
+    shutil.copy(fixtures / "healthy" / f"{FOUR}.pt", run)
+    _says(run, FOUR)  # which the pointer names
+    call("rollback", run, "--to", 4, "--dry-run")
+    call("prune", run, "--keep-last", 1, "--yes")
+    assert list(states(run)) == [FOUR, f"{FOUR}.pt"]
+    (run / "latest.json").unlink()
+    _says(run, FOUR)  # as nothing is recorded
+    _manifest(run, FOUR, f"{FOUR}.pt", FOUR)
+    _says(run, FOUR)
+    _manifest(run, f"{FOUR}.pt", FOUR, f"{FOUR}.pt")
+    _says(run, f"{FOUR}.pt")
+    (run / "latest.json").write_text(json.dumps({"step": 4, "file": FOUR}))
+    _says(run, FOUR)  # the pointer comes before the manifest
+    # The recorded one is no good: then the other is taken.
+    (run / FOUR / "__1_0.distcp").unlink()
+    assert call("latest", run).stdout == f"{run / FOUR}.pt\n"
+    call("copy", run, f"{run}-copy/", "--step", 4)
+    call("repair", run, "--apply")
+    assert states(run) == {f"{FOUR}.pt": "valid"}
+    assert pointer(run)["file"] == f"{FOUR}.pt"
+
+
+def test_one_that_could_not_be_checked_is_not_passed_over(fixtures: Path, run: Path) -> None:
+    """The pointer names it, so that a file of the same step beside it is not what was meant."""
+    import pickle
+
+    path = run / FOUR / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    for place in metadata.storage_data.values():
+        place.transform_descriptors = ["zstd"]
+    path.write_bytes(pickle.dumps(metadata, 4))
+    (run / "latest.json").write_text(json.dumps({"step": 4, "file": FOUR}))
+    shutil.copy(fixtures / "healthy" / f"{FOUR}.pt", run)
+    before = content(run)
+    call("latest", run, code=3)
+    call("fix-pointer", run, "--step", 4, code=3)
+    call("repair", run, "--apply", code=3)
+    assert content(run) == before
+    (run / f"{FOUR}.pt").unlink()
+    remedies = {finding.remedy for finding in verify(run).findings if finding.id == "PTR107"}
+    assert remedies == {f"make {FOUR} readable, or do without it: ckpttool rollback {run} --to 2"}
+    call("rollback", run, "--to", 2)
+    assert not verify(run).findings
+
+
+def _swap(run: Path) -> None:
+    shutil.copy(run / TWO / "__0_0.distcp", run / FOUR / "__0_0.distcp")
+
+
+BAD = {
+    "metadata too large": lambda run: os.truncate(run / FOUR / ".metadata", 600 << 20),
+    "a pipe": lambda run: (
+        (run / FOUR / ".metadata").unlink(),
+        os.mkfifo(run / FOUR / ".metadata"),
+    ),
+    "another step's shard": _swap,
+    "a shard cut": lambda run: os.truncate(run / FOUR / "__1_0.distcp", 9),
+    "another name": lambda run: (run / FOUR).rename(run / SIX),
+    "a rank gone": lambda run: (run / FOUR / "rank_00000.pt").unlink(),
+}
+
+
+@pytest.mark.parametrize("name", list(BAD))
+def test_the_named_command_mends_or_none_is_named(run: Path, name: str) -> None:
+    BAD[name](run)
+    findings = verify(run).findings
+    errors = [finding for finding in findings if finding.severity.value == "error"]
+    assert {finding.remedy for finding in errors} == {f"ckpttool repair {run}"}
+    lone = Path(shutil.copytree(run, f"{run}-lone", ignore=lambda *_: [TWO, ".metadata"]))
+    call("repair", run, "--apply")
+    assert not verify(run).findings
+    # Nothing else is left to go back to, and no shard is mended.
+    remedies = {finding.remedy for finding in verify(lone).findings}
+    assert not [remedy for remedy in remedies if remedy and remedy.startswith("ckpttool")]
+    call("repair", lone, "--apply", code=1)
+
+
+def test_metadata_that_may_not_be_read_is_not_called_missing(run: Path) -> None:
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("needs root and setpriv")
+    (run / FOUR / ".metadata").chmod(0)
+    for parent in run.parents:
+        if parent.stat().st_uid == os.geteuid() and parent.is_relative_to("/tmp"):
+            parent.chmod(parent.stat().st_mode | 0o005)
+    user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs"]
+    command = [*user, sys.executable, "-m", "ckpttool", "verify", str(run), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd="/", check=False)
+    if not done.stdout:
+        pytest.skip("an ordinary user cannot start this Python")
+    assert done.returncode == 3
+    found = json.loads(done.stdout)
+    assert [file["state"] for file in found["files"]] == ["valid", "unreadable"]
+    (one,) = (finding for finding in found["findings"] if finding["id"] == "FIL101")
+    assert one["place"]["path"] == str(run / FOUR / ".metadata")
+    assert "SHD101" not in done.stdout
+
+
+def test_names_that_are_nearly_a_steps_are_said_of_files_and_directories(
+    fixtures: Path, run: Path
+) -> None:
+    (run / TWO).rename(run / "step_2")
+    (run / FOUR).rename(run / "Step_000000000004")
+    (run / "step_abc").mkdir()
+    (run / "step_7").mkdir()  # holds no shards: anybody's
+    shutil.copy(fixtures / "healthy" / f"{SIX}.pt", run / "STEP_6.pt")
+    report = verify(run)
+    odd = {f.place.path: f.remedy for f in report.findings if f.id == "DIR103"}
+    assert set(odd) == {str(run / name) for name in ("step_2", "Step_000000000004", "STEP_6.pt")}
+    (others,) = (f.facts["names"] for f in report.findings if f.id == "DIR102")
+    assert others == ["step_7", "step_abc"]
+    for remedy in odd.values():
+        subprocess.run(["sh", "-c", str(remedy)], check=True)
+    assert states(run) == {TWO: "valid", FOUR: "valid", f"{SIX}.pt": "valid"}
+
+
+@pytest.mark.parametrize("verb", ["mend", "slim", "harden"])
+def test_a_verb_for_files_says_which_verb_takes_a_directory(run: Path, verb: str) -> None:
+    shown = call(verb, f"{run / FOUR}/", "-o", run / "out.pt", code=2).output
+    words = " ".join(shown.replace("\n", " ").split())
+    assert f"is a sharded step (a directory of torch.distributed.checkpoint), and {verb}" in words
+    other = f"ckpttool repair {run}" if verb == "mend" else f"ckpttool export {run / FOUR} -o"
+    assert other in words
 
 
 @pytest.mark.parametrize("verb", ["repair", "rollback"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import random
 import shutil
 import subprocess
 import sys
@@ -284,6 +285,161 @@ def _lose_place(metadata: Any) -> None:
 def _transform(metadata: Any) -> None:
     for place in metadata.storage_data.values():
         place.transform_descriptors = ["zstd"]
+
+
+def _field(target: str, **values: Any) -> Callable[[Any], None]:
+    """Sets fields of one of the objects that no tensor is found by."""
+
+    def change(metadata: Any) -> None:
+        entry = metadata.state_dict_metadata["model.steps"]
+        index = next(index for index in metadata.storage_data if index.fqn == "model.steps")
+        objects = {"meta": metadata.storage_meta, "properties": entry.properties}
+        found = {"metadata": metadata, "index": index, **objects}[target]
+        for name, value in values.items():
+            object.__setattr__(found, name, value)
+
+    return change
+
+
+def _rename_field(target: str, old: str, new: str) -> Callable[[Any], None]:
+    def change(metadata: Any) -> None:
+        found = metadata if target == "metadata" else metadata.storage_meta
+        found.__dict__[new] = found.__dict__.pop(old)
+
+    return change
+
+
+# What torch's classes declare of each field; torch itself loads tensors without a look at these.
+FIELDS: dict[str, Callable[[Any], None]] = {
+    "other keys for a name": lambda m: m.planner_data.update({"model.steps": ("model", "stepz")}),
+    "no keys for a name": lambda m: m.planner_data.pop("model.steps"),
+    "keys for nothing": lambda m: m.planner_data.update({"more": ("more",)}),
+    "keys that are no tuple": lambda m: m.planner_data.update({"model.steps": 3}),
+    "a number as version": _field("metadata", version=1),
+    "words as version": _field("metadata", version="1.0.x"),
+    "another field": _rename_field("metadata", "version", "versjon"),
+    "another field of storage_meta": _rename_field("meta", "save_id", "save_ie"),
+    "a list as storage_meta": _field("metadata", storage_meta=[]),
+    "a number as save_id": _field("meta", save_id=5),
+    "numbers as modules": _field("meta", modules=[1]),
+    "a number as checkpoint_id": _field("meta", checkpoint_id=7),
+    "words as index": _field("index", index="0"),
+    "a number for yes": _field("properties", requires_grad=1),
+    "words for no": _field("properties", pin_memory="no"),
+}
+
+
+@pytest.mark.parametrize("name", list(FIELDS))
+def test_fields_that_no_tensor_is_found_by(step: Path, name: str) -> None:
+    change_metadata(step, FIELDS[name])
+    for quick in (True, False):
+        report = verify(step, quick=quick)
+        assert (state(report), ids(report)) == ("damaged", {"SHD102"})
+
+
+def test_what_another_planner_keeps_is_its_own(step: Path) -> None:
+    for data in (None, "mine", {"model": [1, 2]}, 3):
+        change_metadata(step, _field("metadata", planner_data=data))
+        assert (state(verify(step)), ids(verify(step))) == ("valid", set())
+    change_metadata(step, _field("metadata", later_field=1))
+    assert state(verify(step)) == "valid"
+
+
+def test_damage_in_the_metadata_of_a_plain_directory_is_seen(
+    fixtures: Path, tmp_path: Path
+) -> None:
+    """Nothing records a digest of it. What stays unseen is of no use to any reader, or free text.
+
+    Of 40 single bits two may pass: lengths that only the shards belie (a quick look reads none),
+    deprecated switches, hints, the name that the directory had.
+    """
+    copy = Path(shutil.copytree(fixtures / "corpus/torch-2.13.0/dcp_single", tmp_path / "mine"))
+    data = (copy / ".metadata").read_bytes()
+    dice = random.Random(9)
+    unseen = []
+    for _ in range(40):
+        at = dice.randrange(len(data))
+        corrupt(copy / ".metadata", flip_bit, at, dice.randrange(8))
+        if state(verify(copy, quick=True)) == "intact":
+            unseen.append(at)
+        (copy / ".metadata").write_bytes(data)
+    assert len(unseen) <= 2
+    assert state(verify(copy)) == "intact"
+
+
+def _replaced(step: Path, name: str, kind: str) -> None:
+    path = step / name
+    if kind == "link":
+        path.rename(step.parent / "elsewhere")
+        path.symlink_to(step.parent / "elsewhere")
+        return
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "directory"])
+@pytest.mark.parametrize(
+    ("name", "id"), [(".metadata", "SHD102"), ("trainer.pt", "SHD109"), ("rank_00001.pt", "SHD110")]
+)
+def test_what_is_no_file_is_called_that_and_never_opened(
+    step: Path, name: str, id: str, kind: str
+) -> None:
+    """A pipe would block for ever; a link leads to a file that somebody else controls."""
+    _replaced(step, name, kind)
+    report = verify(step)
+    assert (state(report), ids(report)) == ("damaged", {id})
+    (found,) = report.findings
+    words = {"link": "a symbolic link", "pipe": "a named pipe", "directory": "a directory"}
+    assert found.words == f"it is {words[kind]}, no regular file, and is not followed"
+    assert found.place.path == str(step / name)
+    assert verify(step.parent).files[0].state == "damaged"
+
+
+def test_many_wrong_entries_of_a_shard_are_one_finding(step: Path) -> None:
+    def change(metadata: Any) -> None:
+        import torch
+
+        for entry in metadata.state_dict_metadata.values():
+            if hasattr(entry, "properties") and entry.properties.dtype == torch.float32:
+                entry.properties.dtype = torch.int32
+
+    change_metadata(step, change)
+    report = verify(step)
+    places = [(one.id, one.place.path) for one in report.findings]
+    assert places == [("SHD106", str(shard(step))), ("SHD106", str(shard(step, 1)))]
+    first = report.findings[0]
+    # embed, weight, bias and two moments of each, but for the bias's, which rank 1 has.
+    assert first.facts["count"] == len(first.place.tensors) >= 6
+    assert f"{first.facts['count']} in all: " in first.words
+    _swap_shards(step)
+    places = [(one.id, one.place.path) for one in verify(step).findings]
+    assert len(places) == len(set(places))
+
+
+def test_a_shard_is_read_once_for_checksums_and_hash(
+    step: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: dict[str, int] = {}
+    pread, preadv = os.pread, os.preadv
+
+    def note(descriptor: int, count: int) -> int:
+        name = os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}"))
+        read[name] = read.get(name, 0) + count
+        return count
+
+    def counted(descriptor: int, length: int, offset: int) -> bytes:
+        data = pread(descriptor, length, offset)
+        note(descriptor, len(data))
+        return data
+
+    monkeypatch.setattr(os, "pread", counted)
+    monkeypatch.setattr(os, "preadv", lambda fd, *rest: note(fd, preadv(fd, *rest)))
+    assert state(verify(step)) == "valid"
+    sizes = {f"__{rank}_0.distcp": shard(step, rank).stat().st_size for rank in (0, 1)}
+    assert {name: read[name] for name in sizes} == sizes
 
 
 CHANGED: dict[str, tuple[Callable[[Any], None], str, set[str]]] = {

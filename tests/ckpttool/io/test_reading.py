@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import hashlib
 import os
+import random
 import socket
 import threading
 from pathlib import Path
@@ -8,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ckpttool.errors import UnreadableError
-from ckpttool.io.reading import FileReader
+from ckpttool.io.reading import FileReader, HashingReader
 
 CONTENT = bytes(range(256)) * 40
 
@@ -163,6 +165,26 @@ def test_reading_after_close_is_an_error_of_ours(path: Path) -> None:
 def test_descriptor_is_not_inherited(path: Path) -> None:
     with FileReader(path) as reader:
         assert not os.get_inheritable(reader.fileno())
+
+
+@pytest.mark.parametrize("order", ["forward", "backward", "shuffled", "nothing"])
+def test_a_hash_is_the_files_whatever_was_read_before(tmp_path: Path, order: str) -> None:
+    content = random.Random(4).randbytes(700_000)
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    spans = [(at, min(9_999, 700_000 - at)) for at in range(0, 700_000, 10_007)]
+    if order != "forward":
+        spans = {"backward": spans[::-1], "nothing": []}.get(order, spans)
+    if order == "shuffled":
+        random.Random(5).shuffle(spans)
+    with HashingReader(path) as reader:
+        assert isinstance(reader, HashingReader)
+        for at, length in spans:
+            if at % 2:
+                assert reader.read(at, length) == content[at : at + length]
+            else:
+                assert b"".join(map(bytes, reader.chunks(at, length))) == content[at : at + length]
+        assert reader.sha256() == hashlib.sha256(content).hexdigest() == reader.sha256()
 
 
 def test_threads_share_a_reader(path: Path) -> None:

@@ -43,7 +43,7 @@ def test_a_whole_line(tmp_path: Path) -> None:
 def test_the_last_line_for_a_file_counts(tmp_path: Path) -> None:
     write(tmp_path, line(), line(file="step_000000000002.pt", step=2), line(sha256=B.upper()))
     entries = read_manifest(tmp_path).entries
-    assert list(entries) == [STEP, "step_000000000002.pt"]
+    assert list(entries) == ["step_000000000002.pt", STEP]  # as their last lines stand
     assert entries[STEP].sha256 == B
 
 
