@@ -11,6 +11,7 @@ import math
 import random
 import struct
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,6 +49,47 @@ class Net(nn.Module):
         return loss
 
 
+class Remembering(Net):
+    """Its forward hangs on what no state dict has, and changes it."""
+
+    seen: torch.Tensor
+    drift: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.recent = 0, deque([1.0], maxlen=3)
+        self.mask: torch.Tensor | None = None
+        self.generator = torch.Generator().manual_seed(31)
+        self.noise = Noise()
+        self.register_buffer("seen", torch.zeros(WIDTH), persistent=False)
+        self.register_buffer("drift", torch.ones(WIDTH), persistent=False)
+        self.aliases = {"seen": self.seen}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.dropout.p = 0.3 / self.calls  # a schedule within torch's own module
+        if self.mask is None:
+            self.mask = torch.rand(WIDTH) > 0.2
+        self.aliases["seen"] += x.mean(0)  # in place: the buffer itself
+        self.drift = self.drift * 0.9 + x.mean(0)
+        kept = torch.rand(WIDTH, generator=self.generator) > 0.3
+        x = x * kept * self.mask + 0.1 * self.seen + self.drift + self.noise.draw()
+        self.loss: torch.Tensor = super().forward(x) / sum(self.recent)
+        self.recent.append(1.0 + self.calls % 4)
+        return self.loss
+
+
+class Noise:
+    """An object of the program's own within a model."""
+
+    def __init__(self) -> None:
+        self.rng, self.sizes = np.random.default_rng(32), np.array([1.0, 2.0])
+
+    def draw(self) -> float:
+        self.sizes *= 0.95
+        return float(self.rng.normal() * self.sizes.sum())
+
+
 def sample(index: int) -> torch.Tensor:
     return torch.linspace(-1, 1, WIDTH) * math.sin(index + 1) + index / 10
 
@@ -79,6 +121,48 @@ class OwnGenerators(Plain):
     def __getitem__(self, index: int) -> torch.Tensor:
         noise = self.rng.normal() + self.legacy.normal() + self.others["python"].gauss(0, 1)
         return sample(index) + noise * torch.rand(WIDTH, generator=self.others["torch"])
+
+
+class Harder(Plain):
+    """Counts what has been read, and gets harder with it."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        self.read += 1
+        return super().__getitem__(index) * (1 + self.read / SAMPLES)
+
+
+class ByPasses:
+    """What counts its passes and shuffles by them: samples for a loader, or batches themselves."""
+
+    def __init__(self, *, batches: bool = False) -> None:
+        self.passes, self.batches = 0, batches
+
+    def __len__(self) -> int:
+        return 6 if self.batches else SAMPLES
+
+    def __iter__(self) -> Iterator[Any]:
+        self.passes += 1
+        order = list(range(SAMPLES))
+        random.Random(self.passes).shuffle(order)
+        if not self.batches:
+            return iter(order)
+        starts = range(0, SAMPLES, BATCH)
+        return (torch.stack([sample(i) for i in order[at : at + BATCH]]) for at in starts)
+
+
+class CountingStream(IterableDataset[torch.Tensor]):
+    """A stream of which each pass is another one."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        self.passes += 1
+        for index in range(SAMPLES):
+            yield sample(index + self.passes)
 
 
 class Stream(IterableDataset[torch.Tensor]):
@@ -248,6 +332,7 @@ class Feature(NamedTuple):
     make_scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
     more: Callable[[nn.Module], dict[str, Any]] = lambda model: {}
     workers: bool = False
+    make_model: Callable[[], Net] = Net
 
 
 FEATURES = (
@@ -273,6 +358,13 @@ FEATURES = (
     Feature("fp16 autocast, loss scaling", options={"precision": FP16, "grad_clip": 1.0}),
     Feature("augmentation in the dataset", lambda: loader(Augmented())),
     Feature("augmentation by generators of its own", lambda: loader(OwnGenerators())),
+    Feature("a model that remembers outside of its state dict", make_model=Remembering),
+    Feature(
+        "a dataset that counts what is read, a sampler its passes",
+        lambda: loader(Harder(), sampler=ByPasses()),
+    ),
+    Feature("a stream that counts its passes", lambda: loader(CountingStream())),
+    Feature("a loader that shuffles by its passes", lambda: ByPasses(batches=True)),
     Feature("2 workers", lambda: loader(num_workers=2), workers=True),
     Feature("2 workers, augmentation", lambda: loader(Augmented(), num_workers=2), workers=True),
     Feature(
@@ -366,7 +458,7 @@ class Run:
         random.seed(seed)
         np.random.seed(seed)
         self.batches: list[torch.Tensor] = []
-        model = Net()
+        model = feature.make_model()
         make = feature.make_optimizer or (lambda p: torch.optim.AdamW(p, lr=0.01))
         optimizer = make(model.parameters())
         scheduler = None if feature.make_scheduler is None else feature.make_scheduler(optimizer)

@@ -10,13 +10,13 @@
 
 A save writes the step file (temporary, fsync, check, rename, fsync of the directory) and then the
 pointer in the same way, so that the pointer never names a file that is not safe on disk. A crash
-between the two leaves the pointer behind: `ckpttool fix-pointer` mends that.
+between the two leaves the pointer behind: `ckpttool fix-pointer` mends that, and so does a run that
+`Trainer.fit(resume="auto")` goes on with.
 """
 
 from __future__ import annotations
 
 import logging
-import operator
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckpttool.model.names import step_directory_name, step_file_name
 from trainer_core.atomic import atomic_json_dump, atomic_torch_save
+from trainer_core.given import at_least, positive
 from trainer_core.resuming.loading import RefusedFileError, TrustWarning
 from trainer_core.resuming.stored_steps import CheckpointWarning, StoredSteps
 from trainer_core.saving.copying import copy_step
@@ -81,7 +82,8 @@ class CheckpointManager:
     directory for a step file, and for a sharded step they need one file system.
 
     Raises ValueError unless `every_steps` is positive (even if disabled), `keep_last` is at least
-    1, and the others are what is said here. The directory is made by the first save.
+    1, and the others are what is said here, TypeError for what is no number. The
+    directory is made by the first save.
     """
 
     def __init__(
@@ -100,18 +102,14 @@ class CheckpointManager:
         run_id: str | None = None,
         lock_patience: float = 330.0,
     ) -> None:
-        if operator.index(every_steps) < 1:
-            raise ValueError(f"every_steps must be positive, not {every_steps}")
-        if keep_last is not None and operator.index(keep_last) < 1:
-            raise ValueError(f"keep_last must be None or at least 1, not {keep_last}")
-        if save_every_seconds is not None and not save_every_seconds > 0:
-            raise ValueError(
-                f"save_every_seconds must be None or positive, not {save_every_seconds}"
-            )
         self.directory = Path(directory)
-        self.every_steps = every_steps
+        self.every_steps = at_least(1, "every_steps", every_steps)
+        self.keep_last = None if keep_last is None else at_least(1, "keep_last", keep_last)
         self.save_every_seconds = save_every_seconds
-        self.keep_last = keep_last
+        if save_every_seconds is not None:
+            self.save_every_seconds = positive(
+                "save_every_seconds", save_every_seconds, finite=False
+            )
         self.enabled = enabled
         policy = Policy(durable, async_save, when_busy, on_error, min_free, lock_patience)
         policy.check()
@@ -174,7 +172,7 @@ class CheckpointManager:
 
     def path_for(self, step: int) -> Path:
         """The step file's path: `step_000000000004.pt` for 4. Raises ValueError below 0."""
-        return self.directory / step_file_name(operator.index(step))
+        return self.directory / step_file_name(_whole(step))
 
     def save(self, step: int, state: Any) -> Path | None:
         """Writes the checkpoint, moves the pointer to it, and prunes; gives the file's path.
@@ -211,6 +209,11 @@ class CheckpointManager:
         else:
             self._site.every(self._saver.wait)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a save is being written beside training."""
+        return self._saver.is_busy
+
     def finished(self) -> list[tuple[int, Path]]:
         """(step, path) of each save that has become safe on disk since the last time."""
         done = self._saver.finished
@@ -224,7 +227,10 @@ class CheckpointManager:
         self._saver.close()
 
     def abandon(self) -> None:
-        """For an end at once: gives up the save that is being written. Nothing is damaged by it."""
+        """For an end at once: gives up the save that is being written, and then the directory.
+
+        Nothing is damaged by it.
+        """
         self._saver.abandon()
 
     def __enter__(self) -> CheckpointManager:
@@ -251,7 +257,7 @@ class CheckpointManager:
 
         Where there is none, but a sharded step, that one.
         """
-        self.led(lambda: self._point_to(step, self._name_that_is_there(operator.index(step))))
+        self.led(lambda: self._point_to(step, self._name_that_is_there(_whole(step))))
 
     def _name_that_is_there(self, step: int) -> str:
         file, sharded = step_file_name(step), step_directory_name(step)
@@ -293,7 +299,7 @@ class CheckpointManager:
         return None if found is None else Path(found.file.path)
 
     def load_latest(
-        self, *, fallback: bool = False, weights_only: bool = True
+        self, *, fallback: bool = False, weights_only: bool = True, unpointed: bool = False
     ) -> dict[Any, Any] | None:
         """The dictionary in the file that `latest_path` selects, on the CPU; None if there is none.
 
@@ -305,10 +311,15 @@ class CheckpointManager:
         step and the command that mends the directory; with `fallback` that step is loaded instead
         and a CheckpointWarning says so. A file that needs more than safe loading allows raises
         RefusedFileError. `weights_only=False` emits a TrustWarning: the file may run any code.
+        `unpointed`: a newer step that a crash kept the pointer from naming comes first (what tells
+        it from one that the pointer was moved back from: `trainer_core.resuming.unpointed`), if
+        its checksums prove it good; the log says so. `Trainer.fit(resume="auto")` asks for that.
         The run that saved it becomes the one of this manager (see `claim`).
         """
         self._saver.settle()
-        load = partial(self._steps.load, fallback=fallback, weights_only=weights_only)
+        load = partial(
+            self._steps.load, fallback=fallback, weights_only=weights_only, unpointed=unpointed
+        )
         if self._site is None:
             state = load()
         else:
@@ -348,3 +359,8 @@ class CheckpointManager:
         if source is None:
             raise CheckpointError(f"{self.directory}: there is no checkpoint to copy")
         return copy_step(source, destination)
+
+
+def _whole(step: int) -> int:
+    """What is below 0 has no name, and is refused where it would get one."""
+    return step if type(step) is int else at_least(0, "step", step)

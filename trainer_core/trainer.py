@@ -24,11 +24,12 @@ from trainer_core.loop.arguments import (
     at_least,
     checked_clip,
     checked_coordinator,
+    checked_optimizer,
     checked_scheduler,
     plan,
 )
 from trainer_core.loop.averaging import checked_ema
-from trainer_core.loop.preemption import StopFlag, StopSignals, exit_code
+from trainer_core.loop.preemption import StopFlag, StopSignals, exit_code, told_to_all
 from trainer_core.loop.progress import Progress, progress_of
 from trainer_core.loop.schedules import check_horizon
 from trainer_core.loop.stepping import Accumulated, LossFunction, Stepper
@@ -38,6 +39,7 @@ from trainer_core.resuming.modes import set_modes
 from trainer_core.resuming.resumable import Resumable
 from trainer_core.resuming.resume import ResumeWarning
 from trainer_core.rng import capture_rng_state
+from trainer_core.site.failing import Guard, ends_together
 from trainer_core.site.gradients import gradient_sync
 from trainer_core.site.ranks import Site, site_of
 
@@ -103,17 +105,18 @@ class Trainer(Resumable):
     the ranks itself (see `trainer_core.diloco.sited`). `save_on_exception` does nothing but say so:
     a save needs all ranks, and where one has failed the others are somewhere else.
 
-    Any other exception on one rank (from the loader, the model, the optimizer) is raised there at
-    once. The others wait for it in torch's own exchange of gradients: until that process ends,
-    which they notice at once, or until the time-out of the process group. So let it end: who
-    catches the exception cannot go on with that group anyway.
+    Any other exception on one rank (from the loader, the model, the optimizer) is raised there
+    within a second or two, and the others raise RankError with its words. A rank that waits in
+    torch's own exchange of gradients can't always be brought to raise: it says the words in the log
+    at once, and its process ends after half a minute. A loader that is an iterator and ends
+    earlier on one rank than on others ends the fit on all, after the same step.
 
     An exception, or a second Ctrl-C, leaves the checkpoints as they are: whether what is in memory
     can be gone on from, nobody knows. `save_on_exception` saves the last whole step before an
     exception (no interrupt) is raised on, unless it came out of the optimizer, the scheduler or the
     coordinator. The random numbers and the place in the data are those of that step; only what the
-    model's forward has changed since (batch statistics) is not. It costs a copy of these at each
-    step.
+    model's forward has changed since (batch statistics, attributes) is not. It costs a copy of
+    these at each step.
 
     Raises ValueError for a number out of range, TypeError for a part of the wrong kind.
     """
@@ -143,7 +146,7 @@ class Trainer(Resumable):
     ) -> None:
         self.device = torch.device(device)
         self.model = model.to(self.device)
-        self.optimizer = optimizer
+        self.optimizer = checked_optimizer(optimizer)
         self.dataloader = dataloader
         self.scheduler = checked_scheduler(scheduler)
         self.precision = plan(precision, self.device)
@@ -190,8 +193,10 @@ class Trainer(Resumable):
 
         With an enabled checkpoint manager the directory is claimed for the whole fit (see
         `CheckpointManager.claim`), the fit ends when the last save is safe on disk, and SIGTERM,
-        SIGINT and SIGUSR1 work like `stop` (see `trainer_core.loop.preemption`).
+        SIGINT and SIGUSR1 work like `stop` (see `trainer_core.loop.preemption`). Raises
+        RuntimeError within another fit of this trainer (until its on_fit_end).
         """
+        self._refuse_within_fit("fit")
         target = self._target(max_steps)
         began = time.perf_counter()
         self._resume_as_asked(resume, allow_partial)
@@ -201,11 +206,14 @@ class Trainer(Resumable):
             return TrainResult(self.step, self.samples, self.tokens, None, 0.0)
         check_horizon(self.scheduler, target - self.step)
         self._has_begun = True
-        with progress_of(self.logger, self.step, target, quiet=self._follows) as progress:
-            with self._stoppable() as stop, self._saving(), self._coordinated():
+        shown = progress_of(self.logger, self.step, target, quiet=self._follows)
+        with self._fitting(), shown as progress:
+            guard = self._guard()
+            with guard, self._stoppable() as stop, self._saving(), self._coordinated(), guard:
                 with self._exact_random_numbers():
                     stepper = self._stepper()
                     self._callbacks.call("on_fit_start", self)
+                    self._settings.settle(self.optimizer, self.scheduler)
                     self._go_to_place()
                 self._train(stepper, target, progress)
                 self._save_last()
@@ -279,7 +287,13 @@ class Trainer(Resumable):
             grad_clip=self.grad_clip,
             partial=self._partial,
             sync=gradient_sync(self.model),
+            ends=ends_together(self._site, self._own_feed().can_end),
         )
+
+    def _guard(self) -> Guard:
+        """What one rank alone raises ends the others, too."""
+        manager = self.checkpoint_manager
+        return Guard(self._site, self, lambda: manager is not None and manager.is_busy)
 
     @contextmanager
     def _stoppable(self) -> Iterator[StopFlag]:
@@ -378,10 +392,11 @@ class Trainer(Resumable):
 
     def _count_skip(self, skips: int) -> int:
         if skips + 1 >= _MOST_SKIPS:
-            raise RuntimeError(
+            words = (
                 f"{_MOST_SKIPS} optimizer steps in a row were skipped after step {self.step}: "
                 "the gradients are not finite, however small the loss is scaled"
             )
+            raise told_to_all(RuntimeError(words))
         return skips + 1
 
     def _after_step(self, done: Accumulated, lr: Any, progress: Progress) -> None:

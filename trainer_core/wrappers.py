@@ -66,6 +66,11 @@ def plain_names(model: torch.nn.Module) -> dict[int, str]:
     return {id(one): plain(name) for name, one in model.named_parameters()}
 
 
+def is_wrapper(module: torch.nn.Module) -> bool:
+    """Whether it is one of those that put something into names."""
+    return bool(_adds(module))
+
+
 def _prefixes(model: torch.nn.Module) -> list[tuple[str, str]]:
     """What the wrappers in a model put before names, and what remains of it; deepest first."""
     found = []

@@ -3,8 +3,9 @@
 Made for ckpt-chaos (CONTRIBUTING.md has the command): it ends this program before each of its
 operations on files, or in the midst of one, runs it again, and compares what both came to.
 
-It goes on from the newest checkpoint that can be loaded, says from which step, and writes the
-weights at the end to `final.pt`. All checkpoints stay, since ckpt-chaos looks for them.
+It goes on from the newest checkpoint that can be proven, as `fit(resume="auto")` does, says from
+which step, and writes the weights at the end to `final.pt`. All checkpoints stay, since ckpt-chaos
+looks for them.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def main(out: Path) -> None:
     """Trains to the end, from wherever an earlier run got to."""
     with CheckpointManager(out / "ckpt", every_steps=EVERY, keep_last=None) as manager:
         made = trainer(manager)
-        state = manager.load_latest(fallback=True)
+        state = manager.load_latest(fallback=True, unpointed=True)
         if state is not None:
             made.resume(state)
         print(f"resumed from step {made.step}", flush=True)

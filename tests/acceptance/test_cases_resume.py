@@ -334,7 +334,12 @@ def test_f20_step_counts_where_the_optimizer_wants_them(options: Any, tmp_path: 
     make = lambda model: torch.optim.AdamW(model.parameters(), lr=0.01, **options)  # noqa: E731
     goes_on(tmp_path, optimizer=make)
     plain = trainer(9)
-    plain.resume(saved(trainer(optimizer=make), tmp_path))
+    state = saved(trainer(optimizer=make), tmp_path)
+    if any(options.values()):
+        with pytest.warns(ResumeWarning, match=": True was saved and counts, it is None here"):
+            plain.resume(state)
+    else:
+        plain.resume(state)
     assert plain.fit(2).steps == 2  # saved by one kind, gone on with by another
 
 

@@ -106,6 +106,29 @@ def test_the_interval_is_positive_even_if_disabled(
         CheckpointManager(tmp_path, every_steps=every, enabled=enabled)
 
 
+@pytest.mark.parametrize("value", [2.5, True, "3", [4], float("nan"), -1])
+@pytest.mark.parametrize(
+    "name", ["every_steps", "keep_last", "min_free", "save_every_seconds", "lock_patience"]
+)
+def test_a_number_that_is_none_is_refused_by_its_name(
+    tmp_path: Path, name: str, value: Any
+) -> None:
+    if name in ("save_every_seconds", "lock_patience") and value == 2.5:
+        value = None if name == "lock_patience" else "2.5"
+    with pytest.raises((TypeError, ValueError), match=f"^{name} must be a ") as caught:
+        CheckpointManager(tmp_path, **{name: value})
+    assert str(caught.value).endswith(f", not {value!r}")
+
+
+@pytest.mark.parametrize("step", [2.0, "2", True])
+def test_a_step_that_is_no_number_is_refused_by_that_name(tmp_path: Path, step: Any) -> None:
+    manager = CheckpointManager(tmp_path)
+    for call in (manager.path_for, manager.point_to, lambda step: manager.save(step, {})):
+        with pytest.raises((TypeError, ValueError), match="^step must be a whole number"):
+            call(step)
+    assert names(tmp_path) == []
+
+
 @pytest.mark.parametrize("keep", [0, -1])
 def test_nothing_keeps_less_than_one(tmp_path: Path, keep: int) -> None:
     with pytest.raises(ValueError, match="keep_last"):

@@ -26,6 +26,7 @@ from trainer_core import (
     TrainResult,
     capture_rng_state,
 )
+from trainer_core.callbacks import Callbacks
 from trainer_core.loop.progress import Progress
 
 FP16_SCALED = PrecisionPlan("fp16", autocast_enabled=False, use_scaler=True)
@@ -444,11 +445,82 @@ def test_the_step_to_train_to_is_needed() -> None:
         ({"coordinator": object()}, TypeError),
         ({"callbacks": [3]}, TypeError),
         ({"config": 3}, TypeError),
+        ({"optimizer": "adam"}, TypeError),
     ],
 )
 def test_what_cannot_be_is_refused_at_once(options: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
         trainer(**options)
+
+
+@pytest.mark.parametrize("value", [10.0, True, "10", [1], math.nan, -3, torch.ones(2)])
+@pytest.mark.parametrize("name", ["max_steps", "start_step", "accumulation_steps", "grad_clip"])
+def test_a_number_that_is_none_is_refused_by_its_name(name: str, value: Any) -> None:
+    if name == "grad_clip" and type(value) is float and value == 10:
+        value = math.inf
+    with pytest.raises((TypeError, ValueError), match=f"^{name} must be a ") as caught:
+        trainer(**{name: value})
+    assert str(caught.value).endswith(f", not {value!r}")
+    if name == "max_steps":
+        with pytest.raises(type(caught.value), match="^max_steps must be a whole number, at least"):
+            trainer().fit(value)
+
+
+def test_numbers_of_other_libraries_are_numbers() -> None:
+    one = trainer(accumulation_steps=torch.tensor(2), grad_clip=torch.tensor(0.5))
+    assert (one.accumulation_steps, one.fit(torch.tensor(1)).steps) == (2, 1)  # type: ignore[arg-type]
+
+
+class Needs(torch.optim.SGD):
+    """An optimizer that is told more at each step."""
+
+    def step(self, loss: Any, *more: Any, closure: Any = None) -> Any:  # type: ignore[override]
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"), [(torch.optim.LBFGS, r"^LBFGS\.step needs closure,"), (Needs, "needs loss,")]
+)
+def test_an_optimizer_that_asks_for_more_is_refused_at_once(kind: Any, words: str) -> None:
+    model = net()
+    optimizer = kind(model.parameters(), lr=0.1)
+    with pytest.raises(TypeError, match=words):
+        trainer(model=model, optimizer=optimizer)
+    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)  # it wraps `step`
+    with pytest.raises(TypeError, match=words):
+        trainer(model=model, optimizer=optimizer, scheduler=schedule)
+
+
+def test_a_fit_or_a_resume_within_a_fit_is_refused_at_once() -> None:
+    one = trainer()
+    state = one.state_dict()
+    said = []
+
+    class Nests(Callback):
+        def tries(self) -> None:
+            for call in (lambda: one.fit(9), lambda: one.resume(state)):
+                with pytest.raises(RuntimeError, match="was called within a fit") as caught:
+                    call()
+                said.append(str(caught.value).split()[0])
+
+        def on_fit_start(self, trainer: Trainer) -> None:
+            self.tries()
+
+        def on_step_end(self, trainer: Trainer, step: int, metrics: dict[str, Any]) -> None:
+            self.tries()
+
+        def on_fit_end(self, trainer: Trainer, result: TrainResult) -> None:
+            if result.steps < 4:
+                trainer.fit(4)  # all of the first is done
+
+    one._callbacks = Callbacks([Nests()])
+    assert one.fit(2).steps == 2 and one.step == 4
+    assert said == ["fit", "resume"] * 6
+    one._callbacks = Callbacks([lambda trainer, step, metrics: trainer.fit(9)])
+    with pytest.raises(RuntimeError, match="within a fit"):
+        one.fit(5)
+    one._callbacks = Callbacks([])
+    assert one.fit(6).steps == 6  # and it may be gone on with
 
 
 def test_a_scheduler_that_wants_a_metric_is_refused_at_once() -> None:
@@ -574,6 +646,7 @@ def test_a_checkpoint_holds_what_torch_says(tmp_path: Path) -> None:
     assert list(state) == [
         *("model", "optimizer", "scaler", "scheduler", "step", "samples", "tokens", "config"),
         *("rng", "coordinator", "precision", "data", "modes", "environment"),
+        *("settings", "attributes"),
         "optimizer_names",
         *("run_id", "parent_step"),
     ]

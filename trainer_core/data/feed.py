@@ -1,7 +1,8 @@
 """Batches without end, and the place in the data that a checkpoint keeps.
 
 A place is the number of the pass (`epoch`), how many of its batches were used (`batch`), and what
-the kind of loader needs to find it again: see `trainer_core.data.sources`. Batches that workers
+the kind of loader needs to find it again: see `trainer_core.data.sources`. What the loader's parts
+remember besides is in `attributes`: see `trainer_core.data.held_state`. Batches that workers
 have read ahead don't count as used.
 """
 
@@ -11,9 +12,12 @@ import logging
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Any
 
+from trainer_core.data.held_state import HeldState
 from trainer_core.data.sources import IteratorSource, source_of
 from trainer_core.loop.batches import has_length
 from trainer_core.saving.savable import CheckpointError
+
+_ATTRIBUTES = "attributes"
 
 logger = logging.getLogger(__name__)
 
@@ -29,9 +33,18 @@ class Feed:
         self.epoch = 0
         self.batch = 0
         self._source = source_of(loader)
+        self._held = HeldState(loader, self._source.kind, getattr(self._source, "watch", None))
+        # What the loader's parts remembered where no pass was under way, until `start` sets it.
+        self._remembered: Any = None
+        self._is_left = False  # the place that waits is this process's own
         self._iterator: Iterator[Any] | None = None
         # A place that was loaded, until `start` goes there. Empty: somewhere, nobody knows where.
         self._waiting: Mapping[str, Any] | None = None
+
+    @property
+    def can_end(self) -> bool:
+        """Whether the loader cannot be gone through again."""
+        return self._source.once
 
     @property
     def is_waiting(self) -> bool:
@@ -45,14 +58,19 @@ class Feed:
         where the loader refuses its place; it then begins a new pass.
         """
         state, self._waiting = self._waiting, None
+        remembered, self._remembered = self._remembered, None
         if state is None:
-            return []
+            return [] if remembered is None else self._held.finish(remembered, replayed=False)
         if not state:
             # Making an iterator may draw random numbers (a DataLoader's does, for its workers).
             # Without a length a run that went on had its iterator already: not so at a pass's end.
             if not has_length(self.loader):
                 self._begin()
             return []
+        held = state.get(_ATTRIBUTES)
+        if self._is_left:
+            held, self._is_left = self._held.as_left(held), False
+        doubts = self._held.go_back(held)
         try:
             place = self._source.resume(state, self.epoch, self.batch)
         except Exception as error:  # a loader of the user's may raise anything
@@ -62,7 +80,7 @@ class Feed:
                 f"batch {state['batch']}): {error}"
             ) from error
         self._iterator = place.iterator
-        return place.doubts
+        return [*doubts, *place.doubts, *self._held.finish(held)]
 
     def batches(self) -> Generator[Any, None, None]:
         """Batches from here on, until there are no more to come.
@@ -102,6 +120,7 @@ class Feed:
             return
         try:
             self._waiting = self.state_dict() if self.batch else None
+            self._is_left = True
         except Exception:  # a loader of the user's that has failed may do so once more
             self._waiting = {}
             logger.exception("the loader could not say where it is; the next fit begins a pass")
@@ -112,6 +131,8 @@ class Feed:
         if self._waiting is not None:
             return dict(self._waiting)
         place = {"kind": self._source.kind, "epoch": self.epoch, "batch": self.batch}
+        held = self._held.state() if self._remembered is None else self._remembered
+        place |= {_ATTRIBUTES: held} if held else {}
         return place | (self._source.state(self.batch) if self._iterator is not None else {})
 
     def doubts(self, state: Any) -> list[str]:
@@ -125,20 +146,23 @@ class Feed:
             return [f"the place is one in a loader of another kind ({state['kind']:.40})"]
         if isinstance(self._source, IteratorSource) and state["batch"]:
             return ["the loader is an iterator, and goes on from wherever it stands"]
-        return []
+        return self._held.doubts(state.get(_ATTRIBUTES))
 
     def load_state_dict(self, state: Any) -> None:
         """Makes `start` go there. What is of no use here is a place that nobody knows."""
         self._iterator = None
         self.epoch = self.batch = 0
         self._waiting = {}
+        self._remembered, self._is_left = None, False
         if state is None or _problems(state) or state["kind"] != self._source.kind:
             return
         self.epoch, self.batch = state["epoch"], state["batch"]
         self._waiting = dict(state) if state["batch"] else None
+        self._remembered = None if state["batch"] else state.get(_ATTRIBUTES)
 
     def _begin(self) -> Iterator[Any]:
         self.batch = 0
+        self._held.begin()
         self._iterator = self._source.begin(self.epoch)
         return self._iterator
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.utils.data
 
+from trainer_core.data import watching
 from trainer_core.data.generators import held_generators, reseed, words_of
 
 SEED_BYTES = 16
@@ -63,6 +64,7 @@ def arrive(index: Any, seed: bytes) -> Any:
     else:
         numpy.random.seed(words_of(digest(b"numpy" + seed)))
     _reseed_dataset(seed)
+    watching.look()
     return index
 
 

@@ -18,6 +18,7 @@ from trainer_core.callbacks import has_state
 from trainer_core.data.generators import Moment, held_generators, return_to, set_states, states_of
 from trainer_core.data.indices import Indices
 from trainer_core.data.seeding import give_seeds, new_seed
+from trainer_core.data.watching import WorkerWatch
 from trainer_core.rng import host_rng_state, is_same_state
 
 _DRAWS = (
@@ -242,7 +243,20 @@ class DataLoaderSource:
         )
         self._loader.__dict__[place] = self._indices
         self._loader.__dict__["_iterator"] = None
+        self.watch = self._watched()
         self._began_with: dict[str, Any] = {}
+
+    def _watched(self) -> WorkerWatch | None:
+        """Where workers may remember what a new one will not know.
+
+        A stream's begin each pass with the dataset of this process, unless they persist.
+        """
+        loader = self._loader
+        if not self.has_workers or (self._iterable and not loader.persistent_workers):
+            return None
+        watch = WorkerWatch(loader.worker_init_fn)
+        loader.__dict__["worker_init_fn"] = watch
+        return watch
 
     def begin(self, epoch: int) -> Iterator[Any]:
         _set_epoch(self._loader, epoch)

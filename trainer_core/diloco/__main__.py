@@ -6,6 +6,7 @@ import argparse
 import json
 import signal
 import sys
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,7 +26,8 @@ example: how far the nodes are that meet in a shared directory, and the same for
   python -m trainer_core.diloco status /mnt/shared/run7
   python -m trainer_core.diloco status s3://training/run7 --json
 
-exit status: 0, or 3 where the store can't be read or holds no outer loop
+exit status: 0; 1 where something of it is missing or damaged, which is said with what mends it; 3
+where the store can't be read or holds no outer loop
 """
 _SERVE = f"""\
 {_URLS}
@@ -50,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         store = Store.open(options.url, timeout=options.timeout, attempts=options.attempts)
         return _serve(store, options) if options.verb == "serve" else _status(store, options)
-    except (DiLoCoError, ValueError) as error:
+    except (DiLoCoError, ValueError, TypeError) as error:
         sys.stderr.write(f"error: {error}\n")
         return ExitCode.COULD_NOT_FINISH
 
@@ -63,7 +65,7 @@ def _status(store: Store, options: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(status.as_dict(), indent=1) + "\n")
     else:
         sys.stdout.write("\n".join(status_lines(status)) + "\n")
-    return ExitCode.OK
+    return ExitCode.FINDINGS if status.problems else ExitCode.OK
 
 
 def _serve(store: Store, options: argparse.Namespace) -> int:
@@ -148,7 +150,14 @@ def _add_serve(serve: argparse.ArgumentParser) -> None:
     end.add_argument("--once", action="store_true", help="end when all that is there is dealt with")
     end.add_argument("--until-idle", type=float, metavar="S", help="… for S seconds nothing came")
     serve.add_argument("--rounds", type=int, metavar="N", help="end after N outer steps")
-    serve.add_argument("--node-id", default="server", metavar="ID", help="its own id (server)")
+    # Not the same for all: a candidate takes the place of its own id at once, as after a restart.
+    serve.add_argument(
+        "--node-id",
+        default=f"server-{uuid.uuid4().hex[:8]}",
+        metavar="ID",
+        help="its own id, no other node's (server-RANDOM); one that was killed and comes back with "
+        "the same takes its place at once",
+    )
     serve.add_argument("--standby", action="store_true", help="wait while another master lives")
     for name, kind, words in (
         ("outer-lr", float, "of Nesterov SGD (as in the newest commit)"),

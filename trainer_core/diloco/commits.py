@@ -210,7 +210,8 @@ class CommitLog:
 
     def _standing(self, newest: int) -> Commit:
         commit = self.read(newest)
-        with contextlib.suppress(MissingError):
+        # The one before may be cleaned away, or damaged since: whoever made this one has read it.
+        with contextlib.suppress(MissingError, HalfWrittenError):
             before = self.read(newest - 1) if newest else commit
             if commit.fence < before.fence:
                 logger.warning(

@@ -30,6 +30,7 @@ from trainer_core.diloco.state import (
     to_state,
 )
 from trainer_core.diloco.store import Store
+from trainer_core.diloco.tensorfile import BadFileError
 from trainer_core.diloco.whole import WholeModel
 from trainer_core.diloco.worker import Counters, Sender, Worker
 from trainer_core.wrappers import plain_state
@@ -60,7 +61,8 @@ class DumbDiLoCoCoordinator(Ending):
     and tried again at the next boundary; a wrong answer of it too.
 
     Raises ValueError for options out of range, BadNameError (a ValueError) for a node id that isn't
-    one, TypeError for a model with tensors that can't be exchanged.
+    one, TypeError for options that there aren't or of the wrong kind, and for a model with tensors
+    that can't be exchanged.
     """
 
     def __init__(
@@ -79,7 +81,11 @@ class DumbDiLoCoCoordinator(Ending):
             node_id = os.environ.get(NODE_ID_VARIABLE, "")
         self.node_id = check_node_id(node_id)
         self.role = role
-        self.settings = Settings(**options)
+        self.settings = Settings.of(options, ("node_id", "role", "samples"))
+        if not callable(samples) and (type(samples) is not int or samples < 1):
+            raise ValueError(
+                f"samples must be a count from 1 up or a function, not {samples!r:.80}"
+            )
         self.session = uuid.uuid4().hex
         self._model = model
         self._samples = samples
@@ -243,6 +249,9 @@ class DumbDiLoCoCoordinator(Ending):
             return
         if isinstance(error, StoreError):
             self._alone(str(error))
+            return
+        if isinstance(error, BadFileError):
+            self._alone(f"its newest global model is damaged: {error}")
             return
         raise error
 

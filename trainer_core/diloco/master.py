@@ -78,6 +78,7 @@ class Master:
         self._collector = Collector(store, spec, settings)
         self._kept: set[str] | None = None  # what the kept commits name, once for each commit
         self._waiting_since: float | None = None
+        self._said_how_few = 0
         # The lane of an earlier fit may still be at work when the next one begins.
         self._lock = threading.Lock()
 
@@ -89,7 +90,7 @@ class Master:
         """
         with self._lock:
             self._lease.check()
-            self._reload()
+            self._reload(first)
             if self.current is None:
                 if first is None:
                     raise DiLoCoError("the Hub has no global model yet")
@@ -147,8 +148,23 @@ class Master:
         if self._waiting_since is None:
             self._waiting_since = time.monotonic()
         patience = self._settings.quorum_seconds
+        self._say_how_few(nodes)
         waited = time.monotonic() - self._waiting_since
         return len(nodes) >= self._settings.quorum or (patience is not None and waited >= patience)
+
+    def _say_how_few(self, nodes: set[str]) -> None:
+        """Once for each number of nodes: a quorum of more than there are is waited for for ever."""
+        assert self.current is not None
+        ever, quorum = len(nodes | set(self.current.commit.watermarks)), self._settings.quorum
+        if (
+            ever >= quorum
+            or ever == self._said_how_few
+            or self._settings.quorum_seconds is not None
+        ):
+            return
+        self._said_how_few = ever
+        words = "a round waits for its quorum of %d nodes, but only %d have ever sent anything"
+        logger.warning(words, quorum, ever)
 
     def _checked(self, candidates: list[Candidate], folder: Path) -> list[Checked]:
         """Those whose body is what its header promises, finite, and not too large."""
@@ -292,28 +308,60 @@ class Master:
     def _put(self, kind: str, outer_step: int, tensors: State) -> File:
         with tempfile.TemporaryDirectory(prefix="diloco-") as folder:
             path = Path(folder, "tensors.safetensors")
-            # One entry only: the order of several is chance, and the same step gives the same file.
-            save(tensors, {"outer_step": str(outer_step)}, path)
-            size, sha256 = path.stat().st_size, file_sha256(path)
+            sha256 = _written(tensors, outer_step, path)
+            size = path.stat().st_size
             name = tensor_name(kind, outer_step, sha256)
             if self._store.size(name) != size:
                 self._store.put(path, name)
         return File(name, size, sha256)
 
-    def _reload(self) -> None:
-        """Takes the newest commit from the store, as another master may have made it."""
+    def _reload(self, known: Outer | None = None) -> None:
+        """Takes the newest commit from the store, as another master may have made it.
+
+        `known`: an outer state. If it is that of the commit, whose files are not there any more as
+        they were committed, they are written again.
+        """
         commit = self._log.latest()
         if commit is None:
             return
         if commit.fingerprint != self._spec.fingerprint:
             words = f"the Hub's global model has the fingerprint {commit.fingerprint}, this model"
             raise DiLoCoError(f"{words} {self._spec.fingerprint}: they are not the same model")
+        try:
+            outer = self._fetched(commit)
+        except (MissingError, BadFileError) as error:
+            if known is None or not self._has_put_back(commit, known):
+                raise DiLoCoError(
+                    f"outer step {commit.outer_step} can't be gone on from: {error}. The master "
+                    "writes its files again if it goes on from its own checkpoint of that outer "
+                    "step; else put them back from a copy"
+                ) from error
+            logger.warning("files of outer step %d were put back: %s", commit.outer_step, error)
+            outer = self._fetched(commit)
+        self.current = Current(commit, outer)
+        self._kept = None
+
+    def _fetched(self, commit: Commit) -> Outer:
         state = fetch_tensors(self._store, commit.model, self._spec, only_floats=False)
         momentum: State = {}
         if commit.momentum is not None:
             momentum = fetch_tensors(self._store, commit.momentum, self._spec, only_floats=True)
-        self.current = Current(commit, Outer(commit.outer_step, state, momentum))
-        self._kept = None
+        return Outer(commit.outer_step, state, momentum)
+
+    def _has_put_back(self, commit: Commit, known: Outer) -> bool:
+        """Whether that outer state gives the very files of the commit, which then are written."""
+        if known.outer_step != commit.outer_step:
+            return False
+        files = [(commit.model, known.state), (commit.momentum, known.momentum)]
+        with tempfile.TemporaryDirectory(prefix="diloco-") as folder:
+            for number, (file, tensors) in enumerate(files):
+                path = Path(folder, f"{number}.safetensors")
+                if file is not None and _written(tensors, known.outer_step, path) != file.sha256:
+                    return False
+            for number, (file, _) in enumerate(files):
+                if file is not None:
+                    self._store.put(Path(folder, f"{number}.safetensors"), file.name)
+        return True
 
     def _remove(self, names: list[str]) -> None:
         """Deltas that were dealt with: those of kept commits stay as long as these do."""
@@ -325,6 +373,13 @@ class Master:
         for name in names:
             if name not in self._kept:
                 self._store.remove(name)
+
+
+def _written(tensors: State, outer_step: int, path: Path) -> str:
+    """Writes the file that belongs to an outer step; gives its SHA-256."""
+    # One entry only: the order of several is chance, and the same step gives the same file.
+    save(tensors, {"outer_step": str(outer_step)}, path)
+    return file_sha256(path)
 
 
 def _applied(one: Checked, weight: float) -> Applied:

@@ -5,7 +5,6 @@ It needs no model code: names and shapes come from the newest commit's weights.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import time
 import uuid
@@ -123,8 +122,8 @@ def spec_of(store: Store) -> Spec:
 def settings_of(store: Store, **given: Any) -> Settings:
     """The master's settings: as `given`; learning rate and momentum as in the newest commit."""
     commit = _newest(store)
-    settings = Settings(outer_lr=commit.outer_lr, outer_momentum=commit.outer_momentum)
-    return dataclasses.replace(settings, **given)
+    begin = {"outer_lr": commit.outer_lr, "outer_momentum": commit.outer_momentum}
+    return Settings.of(begin | given)
 
 
 def _newest(store: Store) -> Commit:

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import difflib
+import math
+import numbers
+import operator
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
 PARTS = frozenset({"node_id", "role", "fingerprint", "hub"})
+_MOST = 10**9
+"""Of a count, and of seconds: what locks can wait for ends not far above."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a coordinator is told to do. Raises ValueError for what is out of range.
+    """What a coordinator is told to do; `of` makes one from what a caller gave.
+
+    Raises ValueError for what is out of range, TypeError for what is of the wrong kind; both name
+    the option.
 
     Inner loop:
 
@@ -72,7 +83,24 @@ class Settings:
     standby: bool = False
     accept_other: frozenset[str] = frozenset()
 
+    @classmethod
+    def of(cls, given: Mapping[str, Any], beside: Collection[str] = ()) -> Settings:
+        """Those given; TypeError for one that there isn't, which names the nearest there is.
+
+        `beside`: what else the caller could have been given.
+        """
+        known = [*(field.name for field in fields(cls)), *beside]
+        for name in given:
+            if name not in known:
+                near = difflib.get_close_matches(str(name), known, 1)
+                words = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+                raise TypeError(f"there is no option {name}: {words}")
+        return cls(**given)
+
     def __post_init__(self) -> None:
+        for field in fields(self):
+            value = _of_kind(field.name, str(field.type), getattr(self, field.name))
+            object.__setattr__(self, field.name, value)
         _require(self.inner_steps >= 1, "inner_steps", "at least 1", self.inner_steps)
         _one_of("merge", self.merge, "carry", "replace")
         _one_of("reset_inner", self.reset_inner, "never", "installed", "delivered")
@@ -90,9 +118,38 @@ class Settings:
         for name in ("max_norm", "max_norm_ratio", "quorum_seconds"):
             value = getattr(self, name)
             _require(value is None or value > 0, name, "None or above 0", value)
-        object.__setattr__(self, "accept_other", frozenset(self.accept_other))
         unknown = sorted(self.accept_other - PARTS)
         _require(not unknown, "accept_other", f"some of {sorted(PARTS)}", unknown)
+
+
+def _of_kind(name: str, kind: str, value: Any) -> Any:
+    """The value of an option, plain; `kind` is the annotation of its field."""
+    kind, _, optional = kind.partition(" | ")
+    if value is None and optional:
+        return None
+    wanted = {"int": "a whole number", "float": "a number", "bool": "True or False"}
+    words = wanted.get(kind, "text" if kind == "str" else "a set of texts")
+    words += " or None" if optional else ""
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if kind == "int" and is_number and hasattr(value, "__index__"):
+        whole = operator.index(value)
+        _require(whole <= _MOST, name, f"at most {_MOST:,}", value)
+        return whole
+    if kind == "float" and is_number:
+        number = float(value)
+        _require(math.isfinite(number), name, "finite", value)
+        _require(number <= _MOST or not name.endswith("seconds"), name, f"at most {_MOST:,}", value)
+        return number
+    if kind == "frozenset[str]" and not isinstance(value, str):
+        try:
+            found = frozenset(value)
+        except TypeError:
+            found = frozenset([None])
+        if all(isinstance(one, str) for one in found):
+            return found
+    if kind in ("bool", "str") and type(value).__name__ == kind:
+        return value
+    raise TypeError(f"{name} must be {words}, not {value!r:.80}")
 
 
 def _require(is_right: bool, name: str, rule: str, value: object) -> None:

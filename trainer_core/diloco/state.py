@@ -29,6 +29,8 @@ from trainer_core.diloco.outer import Outer
 from trainer_core.diloco.worker import Counters, Worker
 
 ROLES = ("master", "worker")
+_MOST = 10**15
+"""Of a step or count: more digits have no place in names and files on the store."""
 _NUMBERS = ("last_uploaded_step", "last_dispatched_step", "last_skipped_step")
 
 
@@ -149,7 +151,7 @@ def saved_fingerprint(state: Mapping[str, Any]) -> str | None:
 
 def _counters(state: Mapping[str, Any]) -> Counters:
     last = state.get("last_global_step")
-    is_step = type(last) is int and last >= -1
+    is_step = type(last) is int and -1 <= last < _MOST
     _require(is_step, "last_global_step", "is no number from -1 up")
     numbers = [None if state.get(key) is None else _count(state, key) for key in _NUMBERS]
     return Counters(_count(state, "local_step"), int(last or 0), *numbers)
@@ -164,7 +166,8 @@ def _pending(state: Mapping[str, Any], counters: Counters, spec: Spec) -> Job | 
     where = "pending_upload"
     _require(isinstance(job, Mapping), where, "is no dictionary")
     step, base = _count(job, "step", where), job.get("base_outer_step")
-    _require(type(base) is int and base >= -1, f"{where}.base_outer_step", "is no outer step")
+    is_base = type(base) is int and -1 <= base < _MOST
+    _require(is_base, f"{where}.base_outer_step", "is no outer step")
     generation = _count(job, "generation", where)
     _require(step <= counters.local_step, f"{where}.step", "lies after local_step")
     delta = _tensors(job.get("delta"), f"{where}.delta", spec, only_floats=True)
@@ -214,7 +217,8 @@ def _ledger(outer: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
         entries += list(marks.items())
         for node, step in entries:
             check_node_id(node)
-            _require(type(step) is int and step >= 0, "outer", "has a ledger without local steps")
+            is_step = type(step) is int and 0 <= step < _MOST
+            _require(is_step, "outer", "has a ledger without local steps")
     except (TypeError, ValueError, AttributeError) as error:
         raise StateError(f"coordinator.outer: its ledger can't be read: {error}") from None
     return tuple(entries)
@@ -236,7 +240,7 @@ def _tensors(value: Any, key: str, spec: Spec, *, only_floats: bool = False) -> 
 
 def _count(state: Mapping[str, Any], key: str, where: str = "") -> int:
     value = state.get(key)
-    is_count = type(value) is int and value >= 0
+    is_count = type(value) is int and 0 <= value < _MOST
     _require(is_count, f"{where}.{key}" if where else key, f"is {str(value)[:40]}, no count")
     return int(value or 0)
 

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from trainer_core.diloco.commits import Commit, CommitLog, Pointer
+from trainer_core.diloco.commits import (
+    FOLDER,
+    POINTER,
+    Commit,
+    CommitLog,
+    LogError,
+    Pointer,
+    commit_name,
+)
 from trainer_core.diloco.deltas import NODES, delta_name, folder_of, step_of
-from trainer_core.diloco.errors import BadNameError, MissingError
+from trainer_core.diloco.errors import BadNameError, MissingError, PassingError
 from trainer_core.diloco.lease import Claim, newest_claim
 from trainer_core.diloco.names import check_node_id
 from trainer_core.diloco.store import Store
@@ -31,7 +39,11 @@ class NodeStatus(NamedTuple):
 
 
 class Status(NamedTuple):
-    """A Hub as it is now. `commit` and `pointer` are None where nothing was published yet."""
+    """A Hub as it is now. `commit` and `pointer` are None where nothing was published yet.
+
+    `problems`: what is wrong with it, and what mends that, a sentence each. `stray`: files beside
+    the global model that no commit on the store names, and their bytes together.
+    """
 
     url: str
     pointer: Pointer | None
@@ -40,11 +52,17 @@ class Status(NamedTuple):
     lease: Claim | None
     nodes: list[NodeStatus]
     global_bytes: int
+    problems: list[str]
+    stray: tuple[int, int]
 
     @property
     def is_empty(self) -> bool:
         """Whether nobody has been here: a wrong URL looks the same."""
-        return self.pointer is None and self.commit is None and not self.nodes and not self.lease
+        return (
+            self.pointer is None
+            and self.commit is None
+            and not (self.nodes or self.lease or self.problems)
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """As plain data, for JSON."""
@@ -63,16 +81,29 @@ class Status(NamedTuple):
             "nodes": [node._asdict() for node in self.nodes],
             "global_bytes": self.global_bytes,
             "node_bytes": sum(node.nbytes for node in self.nodes),
+            "problems": self.problems,
+            "stray": dict(zip(("files", "bytes"), self.stray, strict=True)),
         }
 
 
 def status_of(store: Store) -> Status:
-    """Looks at a Hub. Costs a listing and a header for each node, no body.
+    """Looks at a Hub. Costs a listing and a header for each node, and the commits; no body.
 
     Raises StoreError where it can't be read, LogError where the log is not one.
     """
     log = CommitLog(store)
-    commit = log.latest()
+    try:
+        commit = log.latest()
+    except MissingError:
+        raise LogError(
+            f"{POINTER} names an outer step whose commit is not in {FOLDER}. A master that is "
+            "still running goes on with the next one; if none is, put it back from a copy"
+        ) from None
+    steps, entries = log.steps(), store.entries("global")
+    problems, named = _looked_through(log, commit, steps)
+    if commit is not None:
+        problems += _file_problems(store, commit)
+    strays = [entry.size for entry in entries if f"global/{entry.name}" not in {POINTER, *named}]
     outer_step = -1 if commit is None else commit.outer_step
     marks = {} if commit is None else commit.watermarks
     folders = [name for name in store.folders(NODES) if _is_node(name)]
@@ -81,11 +112,80 @@ def status_of(store: Store) -> Status:
         store.url,
         log.pointer(),
         commit,
-        len(log.steps()),
+        len(steps),
         newest_claim(store),
         [_node(store, node_id, outer_step, marks.get(node_id)) for node_id in nodes],
-        sum(entry.size for entry in store.entries("global")),
+        sum(entry.size for entry in entries),
+        problems,
+        (len(strays), sum(strays)),
     )
+
+
+def _looked_through(
+    log: CommitLog, newest: Commit | None, steps: list[int]
+) -> tuple[list[str], set[str]]:
+    """What is wrong with the log, and every file beside it that a commit names."""
+    problems: list[str] = []
+    named: set[str] = set()
+    last = -1 if newest is None else newest.outer_step
+    for step in steps:
+        if step > last:
+            problems.append(_not_standing(log, step))
+            continue
+        try:
+            commit = log.read(step)
+        except MissingError:
+            continue  # cleaned away since it was listed
+        except (LogError, PassingError) as error:
+            words = "it is only history, and cleaned away with time"
+            problems.append(f"{_plain(str(error))}; {words}")
+            continue
+        named |= {file.name for file in (commit.model, commit.momentum) if file is not None}
+    known = [step for step in steps if step <= last]
+    gaps = sorted(set(range(known[0], last)) - set(known)) if known else []
+    if gaps:
+        which = ", ".join(map(str, gaps[:5])) + (" …" if len(gaps) > 5 else "")
+        problems.append(
+            f"the log in {FOLDER} lacks outer step {which}: what was applied there can't be looked "
+            "up any more; nodes go on, since each commit says up to where all was dealt with"
+        )
+    return problems, named
+
+
+def _not_standing(log: CommitLog, step: int) -> str:
+    words = "the master replaces it when it makes this outer step"
+    try:
+        log.read(step)
+    except (LogError, PassingError, MissingError):
+        return f"{commit_name(step)} is half a commit: nobody takes it for one, and {words}"
+    return f"{commit_name(step)} has a lower fencing number than the commit before it; {words}"
+
+
+def _file_problems(store: Store, commit: Commit) -> list[str]:
+    """Of the files that the newest commit names: those that are not there as it says."""
+    problems = []
+    for what, file in (("global model", commit.model), ("outer momentum", commit.momentum)):
+        if file is None:
+            continue
+        size = store.size(file.name)
+        if size == file.size:
+            try:
+                read_header(store, file.name, file.size)
+                continue
+            except (BadFileError, MissingError) as error:
+                found = f"can't be read: {_plain(str(error))}"
+        elif size is None:
+            found = "is missing"
+        else:
+            found = f"has {size:,} bytes where {file.size:,} were committed"
+        problems.append(f"the {what} of outer step {commit.outer_step}, {file.name}, {found}")
+    if problems:
+        problems.append(
+            "no node can install that outer step until the master writes it again: one that is "
+            "running writes both files anew with its next outer step, one that is resumed from its "
+            "own checkpoint of that outer step writes these. Else put them back from a copy"
+        )
+    return problems
 
 
 def _node(store: Store, node_id: str, outer_step: int, mark: int | None) -> NodeStatus:
@@ -129,12 +229,17 @@ def status_lines(status: Status) -> list[str]:
             f"refused        {o.node_id}, step {o.local_step}: it {o.reason}"
             for o in commit.refused
         ]
+    lines += [f"problem        {words}" for words in status.problems]
     lines.append(f"master         {_lease_words(lease)}")
     node_bytes = sum(node.nbytes for node in status.nodes)
     lines.append(
         f"sizes          global {_size(status.global_bytes)} in {status.commits} commits, "
         f"deltas {_size(node_bytes)}"
     )
+    files, nbytes = status.stray
+    if files:
+        words = "that no commit names: of a master that died, or being written; the next cleans up"
+        lines.append(f"stray          {files} files, {_size(nbytes)}, {words}")
     return lines + _node_lines(status)
 
 

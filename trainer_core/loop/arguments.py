@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-import math
-import operator
+import inspect
 from typing import Any
 
 import torch
 
 from trainer_core.coordinator import SyncCoordinator
+from trainer_core.given import at_least, positive
 from trainer_core.precision import PrecisionPlan, resolve_precision
+
+__all__ = [
+    "at_least",
+    "checked_clip",
+    "checked_coordinator",
+    "checked_optimizer",
+    "checked_scheduler",
+    "plan",
+]
 
 
 def plan(precision: PrecisionPlan | str | None, device: torch.device) -> PrecisionPlan:
@@ -19,18 +28,34 @@ def plan(precision: PrecisionPlan | str | None, device: torch.device) -> Precisi
     return resolve_precision("auto" if precision is None else precision, device)
 
 
-def at_least(least: int, name: str, value: int) -> int:
-    """A whole number. Raises ValueError below `least`, TypeError for what is no whole number."""
-    if isinstance(value, bool) or operator.index(value) < least:
-        raise ValueError(f"{name} must be a whole number, at least {least}, not {value!r}")
-    return operator.index(value)
-
-
 def checked_clip(value: float | None) -> float | None:
-    """Raises ValueError for what is no norm."""
-    if value is not None and not (value > 0 and math.isfinite(value)):
-        raise ValueError(f"grad_clip must be a positive number or None, not {value!r}")
-    return value
+    """Raises ValueError or TypeError for what is no norm."""
+    return None if value is None else positive("grad_clip", value)
+
+
+def checked_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Raises TypeError for what is no optimizer, or one that asks for more at each step."""
+    for name in ("step", "zero_grad", "state_dict", "load_state_dict", "param_groups"):
+        if not hasattr(optimizer, name):
+            raise TypeError(f"{type(optimizer).__name__} is no optimizer: it has no {name}")
+    # Of the class: a scheduler has put a function of its own in the place of the object's.
+    needed = _needed_arguments(getattr(type(optimizer), "step", None))[1:]
+    if needed:
+        raise TypeError(
+            f"{type(optimizer).__name__}.step needs {', '.join(needed)}, which a trainer does not "
+            "give: it computes the gradients of each step once, and then calls step()"
+        )
+    return optimizer
+
+
+def _needed_arguments(function: Any) -> list[str]:
+    """The names of those without a default, `self` first."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # built in: nothing says what it takes
+        return []
+    several = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    return [one.name for one in parameters if one.default is one.empty and one.kind not in several]
 
 
 def checked_scheduler(scheduler: Any) -> Any:

@@ -13,9 +13,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
+
+E = TypeVar("E", bound=BaseException)
 
 SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1")
 """Those that stop a fit: what schedulers and `kill` send, Ctrl-C, and Slurm's `--signal=USR1@90`.
@@ -41,6 +43,17 @@ def exit_code(stopped_by: str | None) -> int:
 
 
 _WRAPPERS = frozenset({"DistributedDataParallel", "FullyShardedDataParallel"})
+
+
+def told_to_all(error: E) -> E:
+    """Marks an error that all ranks raise together: none has to be told of it."""
+    error.is_told_to_all = True  # type: ignore[attr-defined]  # every exception takes attributes
+    return error
+
+
+def is_told(error: BaseException) -> bool:
+    """Whether all ranks raise this error, or what came of it."""
+    return getattr(error, "is_told_to_all", False)
 
 
 class Ranks(Protocol):
@@ -91,7 +104,7 @@ class StopFlag:
                 reasons, failures = zip(*self.ranks.gather((self.reason, None)), strict=True)
                 for rank, failure in enumerate(failures):
                     if failure is not None:
-                        raise RuntimeError(f"rank {rank}: {failure}")
+                        raise told_to_all(RuntimeError(f"rank {rank}: {failure}"))
                 self.reason = next(reason for reason in reasons if reason is not None)
         return self.is_set
 
@@ -106,6 +119,7 @@ class StopFlag:
         except Exception as error:
             if self.ranks is not None and not self._agreed and self.ranks.is_heard():
                 self.ranks.gather((None, f"{type(error).__name__}: {error}"))
+                told_to_all(error)
             raise
 
     def clear(self) -> None:
@@ -149,15 +163,22 @@ class StopSignals:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for number, previous in self._previous.items():
-            # Somebody who has set another one meanwhile wants that to stay.
-            if signal.getsignal(number) == self._received:
-                signal.signal(number, previous)
+        try:
+            self._put_back()
+        except BaseException:  # one more Ctrl-C, right here
+            self._put_back()
+            raise
         theirs = [number for number in self._came if _is_own(self._previous.get(number))]
         self._previous.clear()
         self._came.clear()
         for number in theirs if error is None else ():
             signal.raise_signal(number)
+
+    def _put_back(self) -> None:
+        for number, previous in self._previous.items():
+            # Somebody who has set another one meanwhile wants that to stay.
+            if signal.getsignal(number) == self._received:
+                signal.signal(number, previous)
 
     def _received(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:

@@ -31,7 +31,8 @@ class Stepper:
 
     `scaler`: the GradScaler, where the precision plan has one. `partial`: the micro-batches of a
     step that is not whole yet, whose gradients lie in the parameters; None between two steps.
-    `sync`: see `gradient_sync`.
+    `sync`: see `gradient_sync`. `ends`: whether the batches have ended on any rank, from whether
+    they have on this one.
     """
 
     def __init__(
@@ -47,9 +48,11 @@ class Stepper:
         grad_clip: float | None,
         partial: Accumulated | None,
         sync: GradientSync | None = None,
+        ends: Callable[[bool], bool] = bool,
     ) -> None:
         self.partial = partial
         self._sync = sync if accumulation_steps > 1 else None
+        self._ends = ends
         self._model, self._optimizer, self._device = model, optimizer, device
         self._scaler, self._loss_fn = scaler, loss_fn
         self._accumulation_steps, self._grad_clip = accumulation_steps, grad_clip
@@ -74,7 +77,7 @@ class Stepper:
                 if should_stop():
                     return False  # the signal that stops us has killed the loader's workers, too
                 raise
-            if batch is _END:
+            if self._ends(batch is _END):
                 self._optimizer.zero_grad(set_to_none=True)
                 self.partial = None
                 return False

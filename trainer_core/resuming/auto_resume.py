@@ -24,10 +24,12 @@ def checked_way(resume: str, manager: CheckpointManager | None) -> str:
 def newest_state(manager: CheckpointManager, resume: str) -> dict[Any, Any] | None:
     """The newest valid checkpoint of the manager's directory; None if there was never one.
 
-    A damaged newest file is passed over, with a warning. Raises CheckpointError where there are
-    files but none is valid, where there is a pointer but no file, and for "must" without any.
+    That is the one that the pointer names, or a newer one that a crash kept it from naming: see
+    `trainer_core.resuming.unpointed`. A damaged newest file is passed over, with a warning. Raises
+    CheckpointError where there are files but none is valid, where there is a pointer but no file,
+    and for "must" without any.
     """
-    state = manager.load_latest(fallback=True)
+    state = manager.load_latest(fallback=True, unpointed=True)
     if state is not None:
         return state
     traces = manager.led(lambda: _traces(manager))

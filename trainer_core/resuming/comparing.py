@@ -13,6 +13,7 @@ from trainer_core.resuming.facts import environment
 from trainer_core.resuming.fitting import NEWER_OPTIONS
 from trainer_core.resuming.modes import strange_modes
 from trainer_core.resuming.parts import Parts
+from trainer_core.resuming.wording import same, short
 from trainer_core.wrappers import own_state
 
 _MOST_SHOWN = 8
@@ -40,8 +41,8 @@ def differences(
     Compares the precision plan, the config (redacted, and only if both sides have one), names and
     sizes of parameter groups, names, shapes and dtypes of the model's tensors, the length of the
     schedule, the environment, and which of scheduler, scaler, averaged model, callbacks and
-    coordinator are there. Tells of weights that are not finite. Learning rates and other numbers of
-    the groups are not compared: those of the checkpoint replace them.
+    coordinator are there. Tells of weights that are not finite. For learning rates and the other
+    numbers that a program gives, see `trainer_core.resuming.settings`.
     """
     names = {id(parameter): name for name, parameter in parts.model.named_parameters()}
     groups = parts.optimizer.param_groups
@@ -53,7 +54,9 @@ def differences(
         *_limited("model", _model_differences(saved, parts.model.state_dict())),
         *_limited("model", _not_finite(state["model"])),
         *_section_differences(state, precision, parts, has_coordinator),
-        *_schedule_differences(state.get("scheduler"), parts.scheduler, state["step"]),
+        *_schedule_differences(
+            state.get("scheduler"), parts.scheduler, state["step"], "settings" in state
+        ),
         *strange_modes(parts.model, state.get("modes")),
         *_environment_differences(state.get("environment"), device),
     ]
@@ -75,19 +78,13 @@ def _value_differences(path: str, saved: Any, here: Any) -> Iterator[str]:
     if isinstance(saved, Mapping) and isinstance(here, Mapping):
         for key in dict.fromkeys([*saved, *here]):
             if key not in here:
-                yield f"{path}.{key}: {_short(saved[key])} was saved, it is not here"
+                yield f"{path}.{key}: {short(saved[key])} was saved, it is not here"
             elif key not in saved:
-                yield f"{path}.{key}: was not saved, it is {_short(here[key])} here"
+                yield f"{path}.{key}: was not saved, it is {short(here[key])} here"
             else:
                 yield from _value_differences(f"{path}.{key}", saved[key], here[key])
-    elif not _same(saved, here):
-        yield f"{path}: {_short(saved)} was saved, it is {_short(here)} here"
-
-
-def _same(saved: Any, here: Any) -> bool:
-    if isinstance(saved, (list, tuple)) and isinstance(here, (list, tuple)):
-        return len(saved) == len(here) and all(map(_same, saved, here))
-    return bool(saved == here) or repr(saved) == repr(here)  # nan is unlike itself
+    elif not same(saved, here):
+        yield f"{path}: {short(saved)} was saved, it is {short(here)} here"
 
 
 def _group_differences(
@@ -190,16 +187,18 @@ def _callback_differences(saved: Mapping[str, Any], parts: Parts) -> Iterator[st
             yield f"callbacks.{name}: no state saved, so it starts afresh"
 
 
-def _schedule_differences(saved: Any, scheduler: Any, step: int) -> Iterator[str]:
+def _schedule_differences(
+    saved: Any, scheduler: Any, step: int, lengths_are_settings: bool
+) -> Iterator[str]:
     if scheduler is None or not isinstance(saved, Mapping):
         return
     moved = saved.get("last_epoch")
     if isinstance(moved, int) and moved > step:
         yield f"scheduler: it was moved {moved} times, while {step} steps were done"
-    for name in _LENGTHS:
+    for name in _LENGTHS if not lengths_are_settings else ():
         here = vars(scheduler).get(name)
-        if name in saved and here is not None and not _same(saved[name], here):
-            words = f"{_short(saved[name])} was saved and counts, it is {_short(here)} here"
+        if name in saved and here is not None and not same(saved[name], here):
+            words = f"{short(saved[name])} was saved and counts, it is {short(here)} here"
             yield f"scheduler.{name}: {words}"
 
 
@@ -250,11 +249,6 @@ def _number(count: int, noun: str) -> str:
 def _group_name(group: Mapping[str, Any]) -> str:
     name = group.get("name")
     return f" ({name!r})" if name is not None else ""
-
-
-def _short(value: Any) -> str:
-    words = repr(value)
-    return words if len(words) <= 60 else f"{words[:57]}..."
 
 
 def _dtype(tensor: torch.Tensor) -> str:

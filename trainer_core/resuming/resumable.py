@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from trainer_core.callbacks import Callbacks
+from trainer_core.census.census import Census
 from trainer_core.checkpoint import CheckpointManager
 from trainer_core.coordinator import SyncCoordinator
 from trainer_core.data.feed import Feed
@@ -23,9 +25,11 @@ from trainer_core.resuming.auto_resume import checked_way, newest_state
 from trainer_core.resuming.comparing import differences
 from trainer_core.resuming.facts import environment
 from trainer_core.resuming.fitting import check_order, names_by_group
+from trainer_core.resuming.lazy import give_shapes
 from trainer_core.resuming.modes import modes_of, set_modes
 from trainer_core.resuming.parts import Parts
 from trainer_core.resuming.resume import ResumeWarning
+from trainer_core.resuming.settings import Settings
 from trainer_core.rng import capture_rng_state, grave_failures, restore_rng_state
 from trainer_core.site.per_rank import more_sections
 from trainer_core.site.ranks import Site, has_shards
@@ -52,6 +56,7 @@ class Resumable:
     coordinator: SyncCoordinator | None
     checkpoint_manager: CheckpointManager | None
     accumulation_steps: int
+    grad_clip: float | None
     logger: logging.Logger
     step: int
     samples: int
@@ -72,9 +77,24 @@ class Resumable:
         self._has_begun = False
         self._is_fresh = False
         self._is_swapped = False
+        self._is_fitting = False
         # Micro-batches of a step that is not whole; their gradients lie in the parameters.
         self._partial: Accumulated | None = None
         self._feed = Feed(self.dataloader)
+        self._settings = Settings(
+            self.optimizer,
+            self.scheduler,
+            self.dataloader,
+            grad_clip=self.grad_clip,
+            accumulation_steps=self.accumulation_steps,
+        )
+        self._census = self._first_census()
+
+    def _first_census(self) -> Census:
+        ema = self.ema if isinstance(self.ema, torch.nn.Module) else None
+        data = self.dataloader, getattr(self.dataloader, "dataset", None)
+        others = *data, self.ema, self.optimizer, self.scheduler, *self._callbacks.stateful.values()
+        return Census({"model": self.model, "ema": ema}, device=self.device, but=others)
 
     # Giving a checkpoint
 
@@ -121,6 +141,8 @@ class Resumable:
             "data": self._own_feed().state_dict(),
             "modes": modes_of(self.model),
             "environment": environment(self.device),
+            "settings": self._settings.section(),
+            "attributes": self._census.section(),
         }
         if self._callbacks.stateful:
             sections["callbacks"] = self._callbacks.state_dict()
@@ -165,25 +187,49 @@ class Resumable:
         "approximate", and why.
 
         Checked first, changed after: on any error nothing is changed. Says in one ResumeWarning
-        what is different here. Raises CheckpointError for what is not a training checkpoint, and
-        for what this run could not go on with; what torch refuses raises torch's own error.
+        what is different here; of the settings of optimizer and scheduler those of the checkpoint
+        count. Raises CheckpointError for what is not a training checkpoint, and for what this run
+        could not go on with: it is a ValueError too where a part does not fit, and torch's own
+        error is its cause. Raises RuntimeError within a fit of this trainer.
         `allow_partial` names parts that may stay as they are here instead of that: "model" (then
         what fits is loaded), "optimizer", "scheduler", "scaler", "ema", "callbacks", "rng", "data",
-        "accumulation", "coordinator".
+        "accumulation", "coordinator", "attributes".
         """
+        self._refuse_within_fit("resume")
         allowed = resuming.checked_partial(allow_partial)
         if self._site is None:
             self._resume_or_not(state, allowed)
         else:
             self._site.every(lambda: self._resume_or_not(state, allowed))
 
+    @contextmanager
+    def _fitting(self) -> Iterator[None]:
+        """From the first change that a fit makes until all of it is given back."""
+        self._is_fitting = True
+        try:
+            yield
+        finally:
+            self._is_fitting = False
+
+    def _refuse_within_fit(self, name: str) -> None:
+        if self._is_fitting:
+            raise RuntimeError(
+                f"{name} was called within a fit of this trainer, by a callback, its model or "
+                "another thread: call it before or after, or in on_fit_end"
+            )
+
     def _resume_or_not(self, state: Mapping[str, Any], allowed: frozenset[str]) -> None:
         check_checkpoint(state)
         before = capture_rng_state()
+        undo: list[Callable[[], None]] = []
         try:
             state, unkept = taken(state, self._parts(), self._site, self.dataloader)
+            for module, saved in ((self.model, state["model"]), (self.ema, state.get("ema"))):
+                undo.append(give_shapes(module, saved))
             told = self._resume(state, allowed, unkept)
         except BaseException:
+            for take_back in undo:
+                take_back()
             restore_rng_state(before)
             raise
         if told:
@@ -208,6 +254,8 @@ class Resumable:
             device=self.device,
             has_coordinator=self.coordinator is not None,
         )
+        unlike += self._settings.differences(state.get("settings"), allowed)
+        unlike += self._census.doubts(state.get("attributes"), rewinds=self._has_begun)
         place = state.get("data")
         unlike += [f"data: approximate: {doubt}" for doubt in self._own_feed().doubts(place)]
         grave = grave_failures(failed, rng, self.device)
@@ -217,6 +265,8 @@ class Resumable:
             step = state["step"]
             self._warn(f"the checkpoint of step {step} and this run differ", unlike, stacklevel=5)
         told += resuming.apply(state, parts, allowed)
+        kept = {line.partition(":")[0] for line in told} & allowed
+        self._settings.resumed(state.get("settings"), self.optimizer, kept)
         self._restore_counters(state)
         if self.checkpoint_manager is not None:
             self.checkpoint_manager.resumed_from(state)
@@ -228,7 +278,8 @@ class Resumable:
 
     def _parts(self) -> Parts:
         stateful = self._callbacks.stateful
-        return Parts(self.model, self.optimizer, self.scheduler, self.ema, stateful)
+        load = functools.partial(self._census.load, rewinds=self._has_begun)
+        return Parts(self.model, self.optimizer, self.scheduler, self.ema, stateful, load)
 
     def _grave(self, failed: Mapping[str, str], rng: Any, may_differ: bool) -> list[str]:
         grave = grave_failures(failed, rng, self.device)

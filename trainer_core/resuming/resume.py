@@ -8,7 +8,6 @@ bits stay.
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from typing import Any
 
 import torch
 
+from trainer_core.resuming.copies import copied
 from trainer_core.resuming.fitting import (
     NEWER_OPTIONS,
     check_loaded,
@@ -26,6 +26,7 @@ from trainer_core.resuming.fitting import (
     places,
 )
 from trainer_core.resuming.parts import Parts
+from trainer_core.resuming.unfit import unfit
 from trainer_core.state import CheckpointError
 from trainer_core.wrappers import own_state
 
@@ -33,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 PARTIAL = (
     *("model", "optimizer", "scheduler", "scaler", "ema", "callbacks", "rng", "data"),
-    *("accumulation", "coordinator"),
+    *("accumulation", "coordinator", "attributes"),
 )
 """What `allow_partial` may name."""
 
@@ -58,10 +59,10 @@ def checked_partial(names: Collection[str]) -> frozenset[str]:
 def apply(state: Mapping[str, Any], parts: Parts, allowed: Collection[str] = ()) -> list[str]:
     """Loads the parts; on any error all of them are as before.
 
-    The error is torch's own, or a CheckpointError where torch would notice too late: see
-    `check_model` and `check_optimizer`. A part that `allowed` names is left as it was instead, and
-    the result says so in words; of the model then all is loaded that fits. The tensors in `state`
-    are copied, never shared.
+    The error is an UnfitError that says which part, why and what `allowed` would do, with torch's
+    own as its cause, or with `check_model`'s and `check_optimizer`'s where torch would notice too
+    late. A part that `allowed` names is left as it was instead, and the result says so in words; of
+    the model then all is loaded that fits. The tensors in `state` are copied, never shared.
     """
     told: list[str] = []
     last: list[Callable[[], None]] = []
@@ -73,7 +74,11 @@ def apply(state: Mapping[str, Any], parts: Parts, allowed: Collection[str] = ())
                 load(undo)
             except Exception as error:
                 if part not in allowed:
-                    raise
+                    module = {"model": parts.model, "ema": parts.ema}.get(part)
+                    told_better = unfit(name, error, state.get(part), module)
+                    if told_better is error:
+                        raise
+                    raise told_better from error
                 _undo(undo[mark:])
                 del undo[mark:]
                 told.append(f"{name}: not restored, as allowed: {error}")
@@ -106,6 +111,9 @@ def _loaders(
     for name, callback in parts.callbacks.items():
         if isinstance(callbacks, Mapping) and name in callbacks:
             yield f"callbacks.{name}", _loader_of(f"callbacks.{name}", callbacks[name], callback)
+    load_attributes, attributes = parts.load_attributes, state.get("attributes")
+    if load_attributes is not None and attributes is not None:
+        yield "attributes", lambda undo: load_attributes(attributes, undo)
 
 
 def _loader_of(path: str, saved: Any, callback: Any) -> _Load:
@@ -119,9 +127,9 @@ def _loader_of(path: str, saved: Any, callback: Any) -> _Load:
 
 
 def _load_stateful(saved: Any, part: Any, undo: list[Callable[[], None]]) -> None:
-    before = copy.deepcopy(part.state_dict())
+    before = copied(part.state_dict())
     undo.append(lambda: part.load_state_dict(before))
-    part.load_state_dict(copy.deepcopy(saved))
+    part.load_state_dict(copied(saved))
 
 
 def _load_module(
@@ -138,7 +146,7 @@ def _load_module(
         last.append(lambda: _load_strictly(module, saved))
         return
     # torch's error, or hooks of the model that make it fit after all
-    before = copy.deepcopy(own)
+    before = copied(own)
     undo.append(lambda: _load_strictly(module, before))
     _load_strictly(module, saved)
 
@@ -223,7 +231,8 @@ def _load_optimizer(saved: Mapping[str, Any], parts: Parts, undo: list[Callable[
         optimizer.state, optimizer.param_groups = state, groups
 
     undo.append(put_back)
-    optimizer.load_state_dict({**saved, "param_groups": _completed(saved, optimizer)})
+    groups_here = copied(_completed(saved, optimizer))
+    optimizer.load_state_dict({**saved, "param_groups": groups_here})
     check_loaded_options(optimizer)
     for key, _, parameter in places(saved, optimizer):
         if key in saved["state"] and parameter in optimizer.state:

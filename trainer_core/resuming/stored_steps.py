@@ -13,6 +13,7 @@ from ckpttool.model.names import parse_step_directory_name, parse_step_name
 from ckpttool.model.pointer import Pointer, read_pointer
 from trainer_core.resuming.loading import RefusedFileError, load_state
 from trainer_core.resuming.looking import look_at, say_if_replaced
+from trainer_core.resuming.unpointed import unpointed as unpointed_steps
 from trainer_core.saving.retention import newest_first, scan_if_there
 from trainer_core.saving.savable import CheckpointError
 
@@ -67,7 +68,9 @@ class StoredSteps:
             logger.warning("%s is not valid: %s", judged.file.path, judged.why())
         return newest
 
-    def load(self, *, fallback: bool, weights_only: bool) -> dict[Any, Any] | None:
+    def load(
+        self, *, fallback: bool, weights_only: bool, unpointed: bool = False
+    ) -> dict[Any, Any] | None:
         """What `select` gives, loaded, or the newest valid step instead of it.
 
         See `CheckpointManager.load_latest`.
@@ -75,6 +78,9 @@ class StoredSteps:
         pointer, path = self.select()
         if path is None:
             return None
+        newer = self._load_unpointed(pointer, weights_only) if unpointed else None
+        if newer is not None:
+            return newer
         self._say_if_behind(path)
         say_if_replaced(pointer, path)
         unusable: Path | None = path
@@ -100,8 +106,24 @@ class StoredSteps:
         warnings.warn(words, CheckpointWarning, stacklevel=4)
         return load_step(path, weights_only)
 
-    def _load_proven(self, path: Path, weights_only: bool) -> dict[Any, Any]:
+    def _load_unpointed(self, pointer: Pointer, weights_only: bool) -> dict[Any, Any] | None:
+        for path in unpointed_steps(self.directory, pointer):
+            try:
+                state = self._load_proven(path, weights_only, by_checksums=True)
+            except CheckpointError as error:
+                logger.warning("%s; it is newer than the pointer's step, and not used", error)
+                continue
+            words = "%s: going on from %s, saved by the same run after %s was written (step %s)"
+            logger.warning(words, self.directory, path.name, pointer.path, pointer.step)
+            return state
+        return None
+
+    def _load_proven(
+        self, path: Path, weights_only: bool, by_checksums: bool = False
+    ) -> dict[Any, Any]:
         problem, has_checksums = look_at(path, weights_only)
+        if problem is None and by_checksums and not has_checksums:
+            problem = "has no checksums that could prove it good"
         if problem is not None:
             raise CheckpointError(f"{path}: {problem}")
         if has_checksums:

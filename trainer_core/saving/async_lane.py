@@ -29,6 +29,8 @@ class Lane:
         self._idle.set()
         self._failures: list[BaseException] = []
         self._give_up = threading.Event()
+        self._afterwards: list[Callable[[], object]] = []
+        self._ending = threading.Lock()
         _lanes.add(self)
 
     @property
@@ -63,6 +65,14 @@ class Lane:
         if self.is_busy:
             self._give_up.set()
 
+    def afterwards(self, act: Callable[[], object]) -> None:
+        """Calls `act` as soon as nothing is being done: at once, or on the lane's thread."""
+        with self._ending:
+            if self.is_busy:
+                self._afterwards.append(act)
+                return
+        act()
+
     def watch(self) -> None:
         """To be called by the work from time to time. Raises AbandonedError."""
         if self._give_up.is_set():
@@ -76,7 +86,11 @@ class Lane:
         except BaseException as error:
             self._failures.append(error)
         finally:
-            self._idle.set()
+            with self._ending:
+                self._idle.set()
+                acts, self._afterwards = self._afterwards, []
+            for act in acts:
+                act()
 
 
 _lanes: weakref.WeakSet[Lane] = weakref.WeakSet()

@@ -39,6 +39,10 @@ class KeptSteps:
         """What the last line for each file says."""
         return {entry["file"]: entry for _, entry in self._lines()}
 
+    def places(self) -> dict[str, int]:
+        """The number of each file's last line: what was saved later has the higher one."""
+        return {entry["file"]: place for place, (_, entry) in enumerate(self._lines())}
+
     def add(self, step: int, file: str, written: Written, run_id: str, parent: int | None) -> None:
         """Adds the line of a file that is safe on disk."""
         entry = {"step": step, "file": file, "size": written.size, "sha256": written.sha256}

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 
 from ckpttool.errors import UnreadableError
 from ckpttool.model.directory import CheckpointDirectory, StepFile, scan, step_entry
+from ckpttool.model.manifest import read_manifest
 from ckpttool.model.names import (
     LOCK_NAME,
     MANIFEST_NAME,
     POINTER_NAME,
-    has_full_width,
     parse_step_directory_name,
     parse_step_name,
 )
+from ckpttool.model.records import Records
 from trainer_core.saving.publishing import is_writing
 from trainer_core.saving.savable import CheckpointError
 from trainer_core.site import commit
@@ -156,13 +157,11 @@ def scan_if_there(path: Path) -> CheckpointDirectory | None:
 
 
 def newest_first(directory: CheckpointDirectory) -> list[StepFile]:
-    """Step files and sharded steps; of several names for one step the usual ones first."""
+    """Step files and sharded steps; of several names for one step the one that is meant first."""
     files = [file for file in directory.steps if file.opens]
-    return sorted(
-        files,
-        key=lambda file: (file.step, file.is_sharded, has_full_width(file.name)),
-        reverse=True,
-    )
+    records = Records(directory.pointer, read_manifest(directory.path))
+    rank = records.precedence
+    return sorted(files, key=lambda file: (file.step, rank(file.name)), reverse=True)
 
 
 def delete(paths: list[Path]) -> list[Path]:

@@ -12,10 +12,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint is not what it should be, cannot be made, or is not there."""
+    """A checkpoint is not what it should be, cannot be made, or is not there.
+
+    It is a RuntimeError, as what torch raises for a model that a state dict does not fit.
+    """
 
 
 def to_plain(value: Any, path: str) -> Any:
@@ -90,6 +94,11 @@ def _tensor(value: torch.Tensor, path: str) -> torch.Tensor:
     kind = type(value)
     if kind in (torch.nn.Parameter, torch.nn.Buffer) or kind in _registered():
         return value
+    if isinstance(value, (UninitializedParameter, UninitializedBuffer)):
+        raise CheckpointError(
+            f"{path}: has no shape yet, as its lazy layer has never been run: run one batch "
+            "through the model before the first checkpoint"
+        )
     raise CheckpointError(
         f"{path}: is a {_type_name(value)}, which torch.load refuses unless it is registered with "
         "torch.serialization.add_safe_globals"

@@ -8,7 +8,6 @@ pointer; last of all what is old is deleted.
 from __future__ import annotations
 
 import logging
-import operator
 import os
 import threading
 import warnings
@@ -18,11 +17,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckpttool.errors import RefusedError
+from ckpttool.errors import RefusedError, WriteError
 from ckpttool.model.directory import scan
 from ckpttool.model.names import POINTER_NAME
 from ckpttool.model.pointer import Pointer, read_pointer
 from trainer_core.atomic import json_bytes
+from trainer_core.given import at_least, positive
 from trainer_core.saving.async_lane import Lane
 from trainer_core.saving.container import Container, content_of
 from trainer_core.saving.directory_lock import Hold
@@ -52,18 +52,26 @@ class Policy(NamedTuple):
     lock_patience: float = 0.0
 
     def check(self) -> None:
-        """Raises ValueError for what cannot be meant."""
-        if operator.index(self.min_free) < 0:
-            raise ValueError(f"min_free must not be negative, but is {self.min_free}")
+        """Raises ValueError for what cannot be meant, TypeError for what is no number."""
+        at_least(0, "min_free", self.min_free)
         _one_of("when_busy", self.when_busy, "wait", "skip")
         _one_of("on_error", self.on_error, "raise", "warn")
-        if not self.lock_patience >= 0:
-            raise ValueError(f"lock_patience must not be negative, but is {self.lock_patience}")
+        positive("lock_patience", self.lock_patience, or_zero=True, finite=False)
 
 
 def _one_of(name: str, value: str, *allowed: str) -> None:
     if value not in allowed:
         raise ValueError(f"{name} must be {' or '.join(map(repr, allowed))}, not {value!r}")
+
+
+def _refuse_directory(pointer: str | os.PathLike[str]) -> None:
+    """What the first save would fail at, when its file is written, is better known before it.
+
+    Whatever else stands in the pointer's place (a link, a pipe) is replaced by it.
+    """
+    if os.path.isdir(pointer) and not os.path.islink(pointer):
+        words = "cannot write: is a directory, which the pointer cannot replace: move it away"
+        raise WriteError(pointer, words)
 
 
 def _alike(one: Pointer, other: Pointer) -> bool:
@@ -108,6 +116,7 @@ class Saver:
             found = scan(where)
             self.identity.settle(where, owner_of(found))
             self._refuse_if_overtaken(found.pointer)
+            _refuse_directory(found.pointer.path)
         except BaseException:
             hold.release()
             raise
@@ -183,14 +192,26 @@ class Saver:
         """Waits for the last save, and gives the lock back even where that failed."""
         try:
             self.wait()
-        finally:
-            if self._let_go is not None:
-                self._let_go()
-            self._hold = self._let_go = None
+        except Exception:
+            self._release()
+            raise
+        except BaseException:  # an interrupt: something may still be written
+            self.abandon()
+            raise
+        self._release()
 
     def abandon(self) -> None:
-        """Gives up what is being written, without waiting; the lock stays until it has ended."""
+        """Gives up what is being written, without waiting; the lock goes back when it has ended."""
         self._lane.abandon()
+        self._lane.afterwards(self._taken_off())
+
+    def _release(self) -> None:
+        self._taken_off()()
+
+    def _taken_off(self) -> Callable[[], object]:
+        """What gives the lock back, once; this saver has it no more."""
+        let_go, self._hold, self._let_go = self._let_go, None, None
+        return let_go if let_go is not None else lambda: None
 
     def owns(self) -> Callable[[str], bool]:
         """Tells of a file's name whether it may be this run's.

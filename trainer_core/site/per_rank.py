@@ -10,6 +10,8 @@ In a run of another size model and optimizer are exact, and this is the rule for
   some may be seen twice.
 - Data, otherwise: a rank that was there before goes on at its own place; a new one begins a pass.
 - Buffers that no wrapper keeps alike (batch statistics): those of rank 0.
+- Attributes of the model (`trainer_core.census.census`): a rank's own; a new rank r has those
+  of rank r modulo the old size, but its generators are as the program has made them.
 """
 
 from __future__ import annotations
@@ -21,22 +23,27 @@ from typing import Any, NamedTuple
 
 import torch
 
+from trainer_core.census.census import without_generators
 from trainer_core.rng import plain_host_state
 from trainer_core.wrappers import plain_namer, plain_state
 
 KEY = "ranks"
 BUFFERS = "buffers"
+ATTRIBUTES = "attributes"
 _SHARED = "shared"
 
 
 def own_section(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a checkpoint of this process that is its own: `rng`, `data`, `generators`.
+    """The part of a checkpoint of this process that is its own.
 
-    `generators` are those that dataset and collate function draw from, where there are some.
+    `rng`, `data`, `attributes`, and `generators`: those that dataset and collate function draw
+    from, where there are some.
     """
     data = dict(state.get("data") or {})
     generators = data.pop("generators", None)
     section = {"rng": state.get("rng"), "data": data, "generators": generators}
+    if ATTRIBUTES in state:
+        section[ATTRIBUTES] = state[ATTRIBUTES]
     return section | ({BUFFERS: state[BUFFERS]} if state.get(BUFFERS) else {})
 
 
@@ -82,6 +89,8 @@ def take_own(state: Mapping[str, Any], rank: int, size: int, loader: Any) -> Tak
     section = dict(sections[rank] if rank < old else sections[rank % old])
     if rank >= old:
         section["rng"] = _seeded_anew(section["rng"], rank, old, size)
+        if ATTRIBUTES in section:
+            section[ATTRIBUTES] = without_generators(section[ATTRIBUTES])
     shared = old == 1 or (section.get("data") or {}).get(_SHARED) is True
     words = _place(section, rank, old, size, shared and (size == 1 or shares_out(loader)))
     unkept = (
@@ -107,6 +116,8 @@ def _with(state: Mapping[str, Any], section: Mapping[str, Any]) -> dict[str, Any
     if section.get("generators") is not None:
         data["generators"] = section["generators"]
     own = {"rng": section.get("rng"), "data": data or None}
+    if ATTRIBUTES in section:
+        own[ATTRIBUTES] = section[ATTRIBUTES]
     return {key: value for key, value in {**state, **own}.items() if key not in (KEY, BUFFERS)}
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from ckpttool.errors import WriteError
-from trainer_core.loop.preemption import is_wrapped
+from trainer_core.loop.preemption import is_wrapped, told_to_all
 from trainer_core.saving.savable import CheckpointError
 
 T = TypeVar("T")
@@ -34,12 +34,26 @@ class Site:
     """All ranks of the default process group, as one of them sees them.
 
     `rank` and `size` are global. `beside` is the same site for a thread that works beside training;
-    what is said there does not mix with what is said here.
+    what is said there does not mix with what is said here. `fits`: how many were begun.
     """
 
     def __init__(self, rank: int, size: int, group: Any, beside: Site | None = None) -> None:
-        self.rank, self.size, self.group = rank, size, group
+        self.rank, self.size, self._group = rank, size, group
         self.beside = self if beside is None else beside
+        self.fits = 0
+
+    @property
+    def group(self) -> Any:
+        """The group of processes; RuntimeError where this rank has left it: see `forget`."""
+        if self._group is None:
+            raise RuntimeError("this rank has left the others after a failure")
+        return self._group
+
+    def leave(self) -> None:
+        """Lets the group go: whoever waits for this rank there, or comes to it, is refused."""
+        group, self._group = self._group, None
+        if group is not None:
+            torch.distributed.destroy_process_group(group)
 
     @property
     def leads(self) -> bool:
@@ -83,13 +97,14 @@ class Site:
         if not self.leads:
             failure, result = self.broadcast((None, None))
             if failure is not None:
-                raise failure.again()
+                raise told_to_all(failure.again())
             return result  # type: ignore[no-any-return]  # rank 0's, which is a T
         try:
             result = work()
             pickle.dumps(result)
         except BaseException as error:
             self.broadcast((_Failure.of(error), None))
+            told_to_all(error)
             raise
         self.broadcast((None, result))
         return result  # type: ignore[no-any-return]  # that of `work`
@@ -109,8 +124,8 @@ class Site:
             if failure is None:
                 continue
             if own is not None and (rank == self.rank == 0 or not isinstance(own, Exception)):
-                raise own
-            raise failure.again(f"rank {rank}: " if rank else "") from own
+                raise told_to_all(own)
+            raise told_to_all(failure.again(f"rank {rank}: " if rank else "")) from own
         return result  # type: ignore[return-value]  # without a failure it is what `work` gave
 
     def share(self, state: Any) -> Any:
@@ -223,6 +238,18 @@ def site_of(model: torch.nn.Module) -> Site | None:
         _sites[:] = [(world, _new_site())]
         known = [_sites[0][1]]
     return known[0]
+
+
+def forget(site: Site) -> None:
+    """Leaves the others after a failure that only this rank has; the next trainer meets them anew.
+
+    A save that is being written beside training goes on: it is of a step that all have done.
+    """
+    _sites[:] = [known for known in _sites if known[1] is not site]
+    try:
+        site.leave()
+    except (RuntimeError, ValueError):  # the groups are gone already
+        return
 
 
 def has_shards(model: torch.nn.Module) -> bool:

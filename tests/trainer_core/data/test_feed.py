@@ -63,11 +63,11 @@ def moved(source: Any, target: Any, count: int) -> tuple[Feed, list[str]]:
 
 
 def test_nothing_is_read_twice_where_indices_are_known() -> None:
-    dataset = Counted(1000)
-    feed, doubts = moved(loader(Counted(1000), shuffle=True), loader(dataset, shuffle=True), 400)
-    assert (feed.epoch, feed.batch, doubts, dataset.read) == (0, 400, [], [])
+    first, dataset = Counted(1000), Counted(1000)
+    feed, doubts = moved(loader(first, shuffle=True), loader(dataset, shuffle=True), 400)
+    assert (feed.epoch, feed.batch, doubts, dataset.read) == (0, 400, [], first.read)
     take(feed, 1)
-    assert len(dataset.read) == 2
+    assert len(dataset.read) == len(first.read) + 2 == 802
 
 
 def test_a_list_is_not_gone_through_again() -> None:

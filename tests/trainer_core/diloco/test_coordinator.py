@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -303,11 +304,13 @@ def test_staleness_ratio_and_samples() -> None:
     replay(store, new_model().state_dict())
 
 
-def test_quorum_waits_and_no_more_than_it_was_told() -> None:
+def test_quorum_waits_and_no_more_than_it_was_told(caplog: pytest.LogCaptureFixture) -> None:
     url = memory()
     store = Store.open(url)
     run([Node("m", "master", opener(url), steps=4, quorum=3)])
     assert CommitLog(store).steps() == [0]
+    words = "a round waits for its quorum of 3 nodes, but only 1 have ever sent anything"
+    assert [one.getMessage() for one in caplog.records].count(words) == 1
     for name in ("a", "b"):
         put_delta(store, name, 2, 0.01)
     node = Node("m", "master", opener(url), steps=6, quorum=3)
@@ -372,6 +375,7 @@ def test_a_master_that_slept_finds_out_and_becomes_a_worker(
 
 
 def test_what_is_dealt_with_is_removed_and_the_rest_is_bounded() -> None:
+    """Case L10: over twenty rounds nothing grows."""
     url = memory()
     store = Store.open(url)
     nodes = [Node("m", "master", opener(url), steps=40, keep_commits=2)]
@@ -437,9 +441,37 @@ def test_node_ids_options_and_models_are_looked_at(monkeypatch: pytest.MonkeyPat
     ):
         with pytest.raises(ValueError, match=next(iter(option))):
             DumbDiLoCoCoordinator(model, url, **option)  # type: ignore[arg-type]
+    for given, words in BAD_OPTIONS:
+        with pytest.raises((TypeError, ValueError)) as raised:
+            DumbDiLoCoCoordinator(model, url, **given)
+        assert str(raised.value) == words
+    for given in ({"quorum": np.int64(2)}, {"outer_lr": 1}, {"quorum_seconds": np.float32(0.5)}):
+        node = DumbDiLoCoCoordinator(model, url, **given)
+        name, value = next(iter(given.items()))
+        assert type(getattr(node.settings, name)) is type(value.item() if name[0] == "q" else 1.0)
     odd = torch.nn.Linear(2, 2, dtype=torch.complex64)
     with pytest.raises(TypeError, match="complex64 can't be exchanged"):
         DumbDiLoCoCoordinator(odd, url)
+
+
+BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"inner_step": 5}, "there is no option inner_step: did you mean inner_steps?"),
+    ({"node": "w"}, "there is no option node: did you mean node_id?"),
+    ({"inner_steps": 2.5}, "inner_steps must be a whole number, not 2.5"),
+    ({"inner_steps": True}, "inner_steps must be a whole number, not True"),
+    ({"quorum": "3"}, "quorum must be a whole number, not '3'"),
+    ({"quorum": None}, "quorum must be a whole number, not None"),
+    ({"quorum": 10**12}, "quorum must be at most 1,000,000,000, not 1000000000000"),
+    ({"max_norm": "big"}, "max_norm must be a number or None, not 'big'"),
+    ({"outer_lr": float("inf")}, "outer_lr must be finite, not inf"),
+    ({"sync_seconds": float("nan")}, "sync_seconds must be finite, not nan"),
+    ({"stop_seconds": 1e12}, "stop_seconds must be at most 1,000,000,000, not 1000000000000.0"),
+    ({"standby": "no"}, "standby must be True or False, not 'no'"),
+    ({"merge": 3}, "merge must be text, not 3"),
+    ({"accept_other": "role"}, "accept_other must be a set of texts, not 'role'"),
+    ({"accept_other": [1]}, "accept_other must be a set of texts, not [1]"),
+    ({"samples": 0}, "samples must be a count from 1 up or a function, not 0"),
+]
 
 
 def test_tied_and_integer_tensors_and_bfloat16() -> None:

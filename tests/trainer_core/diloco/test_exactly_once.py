@@ -1,4 +1,7 @@
-"""Killed before each operation on the store and after each change: no delta is lost, none twice."""
+"""Killed before each operation on the store and after each change: no delta is lost, none twice.
+
+Case L07.
+"""
 
 from __future__ import annotations
 

@@ -175,6 +175,11 @@ def test_what_is_of_another_node_role_or_model_is_refused_with_the_way_out() -> 
     load(model, state, role="master", accept_other={"role"})
 
 
+DELTA = {name: torch.zeros(shape) for name, shape in (("weight", (2, 3)), ("bias", (2,)))}
+PENDING = {"step": 0, "base_outer_step": -1, "generation": 0, "since": 0}
+PENDING |= {"delta": DELTA, "target_state": DELTA}  # type: ignore[dict-item]  # any state
+
+
 def broken() -> list[tuple[str, Any]]:
     return [
         *(("node_id", "../x"), ("role", 3), ("local_step", -1), ("local_step", True)),
@@ -182,6 +187,9 @@ def broken() -> list[tuple[str, Any]]:
         *(("baseline", {"weight": 3}), ("baseline", {}), ("baseline_generation", None)),
         *(("pending_upload", 3), ("pending_upload", {}), ("outer", 3), ("outer", {})),
         *(("outer", {"outer_step": 1, "global_state": {}}), ("since", -1)),
+        *((name, 10**15) for name in ("local_step", "since", "fence", "baseline_generation")),
+        ("last_global_step", 10**15),
+        *(("pending_upload", {**PENDING, name: 10**15}) for name in PENDING),
     ]
 
 
@@ -193,6 +201,7 @@ def test_a_state_that_is_none_is_an_error_of_ours(key: str, value: Any) -> None:
     state = coordinator.state_dict()
     assert state is not None
     coordinator.load_state_dict(copy.deepcopy(state))
+    coordinator.load_state_dict({**state, "pending_upload": {**PENDING, "samples": 1}})
     with pytest.raises(StateError):
         coordinator.load_state_dict({**state, key: value})
     coordinator.stop()

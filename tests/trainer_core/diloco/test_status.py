@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer_core.diloco.nodes import Node, run
+from tests.trainer_core.diloco.nodes import Node, new_model, replay, run
 from trainer_core.diloco import Store
 from trainer_core.diloco.__main__ import main
 
@@ -26,6 +26,7 @@ def test_it_shows_what_a_person_wants_to_know(
     )
     bad = tmp_path / "hub/nodes/w/delta_8.safetensors"
     bad.write_bytes(b"\xff" * 50)
+    (tmp_path / "hub/global" / f"model-{'0' * 11}2-{'a' * 16}.safetensors").write_bytes(b"1234567")
     assert main(["status", hub]) == 0
     shown = capsys.readouterr().out
     lines = shown.splitlines()
@@ -43,6 +44,8 @@ def test_it_shows_what_a_person_wants_to_know(
     assert by_name["w"]["problem"]
     sizes = [path.stat().st_size for path in (tmp_path / "hub/nodes").rglob("*.safetensors")]
     assert document["node_bytes"] == sum(sizes)
+    assert document["stray"] == {"files": 1, "bytes": 7} and document["problems"] == []
+    assert "\nstray          1 files, 7 B, that no commit names" in shown
 
 
 def test_what_cannot_be_read_is_one_line_and_code_3(
@@ -58,6 +61,71 @@ def test_what_cannot_be_read_is_one_line_and_code_3(
         assert said.out == ""
         assert said.err.startswith("error: ")
         assert said.err.count("\n") == 1
+
+
+def a_hub(path: Path) -> Node:
+    """Of a master alone; commits 0, 1 and 2, the checkpoint is of the end."""
+    store = Store.open(path)
+    node = Node("m", "master", lambda: store, steps=4)
+    run([node])
+    assert [entry.name[:12] for entry in store.entries("global/commits")][-1] == f"{2:012d}"
+    return node
+
+
+DAMAGE = {
+    "model missing": "the global model of outer step 2, NAME, is missing",
+    "model cut": "the global model of outer step 2, NAME, has 9 bytes where SIZE were committed",
+    "model rubbish": "the global model of outer step 2, NAME, can't be read: says that its header",
+    "momentum missing": "the outer momentum of outer step 2, NAME, is missing",
+    "old commit": "global/commits/000000000001.json is no JSON, or not wholly written yet; it is",
+    "half a commit": "global/commits/000000000003.json is half a commit: nobody takes it for one",
+    "gap": "the log in global/commits lacks outer step 1: what was applied there can't be looked up",
+}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_damage_is_said_with_what_mends_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str
+) -> None:
+    hub = tmp_path / "hub"
+    node = a_hub(hub)
+    kind = how.partition(" ")[0]
+    file = next((hub / "global").glob(f"{kind}-{2:012d}-*"), hub)
+    size = file.stat().st_size
+    if how.endswith("missing"):
+        file.unlink()
+    elif kind == "model":
+        file.write_bytes(b"\xff" * (9 if how == "model cut" else size))
+    elif how == "gap":
+        (hub / "global/commits" / f"{1:012d}.json").unlink()
+    else:
+        (hub / "global/commits" / f"{1 if kind == 'old' else 3:012d}.json").write_text('{"form')
+    assert main(["status", str(hub)]) == 1
+    shown = capsys.readouterr().out
+    words = DAMAGE[how].replace("NAME", f"global/{file.name}").replace("SIZE", str(size))
+    assert f"\nproblem        {words}" in shown
+    assert main(["status", str(hub), "--json"]) == 1
+    assert len(json.loads(capsys.readouterr().out)["problems"]) == (2 if kind[:2] == "mo" else 1)
+    if kind in ("model", "momentum"):
+        assert (
+            "one that is resumed from its own checkpoint of that outer step writes these" in shown
+        )
+        assert main(["serve", str(hub), "--once"]) == 3
+        assert capsys.readouterr().err.startswith("error: ")
+        # As it says: the master's checkpoint has that outer state, and puts the file back.
+        node.steps += 1
+        run([node])
+        assert main(["status", str(hub)]) == 0
+        replay(Store.open(hub), new_model().state_dict())
+
+
+def test_a_pointer_to_a_commit_that_is_gone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_hub(tmp_path)
+    (tmp_path / "global/commits" / f"{2:012d}.json").unlink()
+    assert main(["status", str(tmp_path)]) == 3
+    assert "names an outer step whose commit is not in global/commits" in capsys.readouterr().err
 
 
 def test_the_command_itself_has_help_with_an_example(tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ def deltas(url: str) -> dict[str, tuple[dict[str, str], bytes]]:
 def test_resumed_at_any_step_it_is_bit_for_bit_the_run_that_went_on(
     tmp_path: Path, at: int
 ) -> None:
+    """Cases L01 to L03, L06 and L08: also in the midst of a window, with the place in the data."""
     whole_url, url = memory(), memory()
     whole = trainer(tmp_path / "whole", whole_url)
     whole.fit(8)
@@ -85,6 +86,7 @@ def test_resumed_at_any_step_it_is_bit_for_bit_the_run_that_went_on(
 
 
 def test_a_window_sent_at_the_end_is_not_sent_again_by_who_goes_on(tmp_path: Path) -> None:
+    """Case L11: steps that are no multiple of a window's are sent as well, and once."""
     url = memory()
     trainer(tmp_path / "m", url).fit(4)  # the checkpoint of step 4 is older than what `stop` sent
     trainer(tmp_path / "m", url).fit(6, resume="must")

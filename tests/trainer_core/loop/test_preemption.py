@@ -167,6 +167,8 @@ def test_a_second_interrupt_ends_at_once_and_damages_nothing(tmp_path: Path) -> 
         one.fit(20)
     assert steps(tmp_path) == [2, 4]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert not (tmp_path / ".writer.lock").exists()  # at once, though this process goes on
+    assert not list(tmp_path.glob(".*"))
     state = CheckpointManager(tmp_path).load_latest()
     assert state is not None
     assert state["step"] == 4

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,8 @@ from torch import nn
 
 from tests.corrupt import flip_bit
 from trainer_core import CheckpointError, CheckpointManager, CheckpointWarning, Trainer
+
+CKPTTOOL = [sys.executable, "-m", "ckpttool"]
 
 
 def trainer(directory: Path | None, **options: Any) -> Trainer:
@@ -140,3 +145,112 @@ def test_where_logging_is_not_configured_it_goes_to_standard_error(
     logger.propagate = False
     trainer(tmp_path, logger=logger).fit(2, resume="auto")
     assert capsys.readouterr().err.startswith("fresh start: there is no checkpoint in ")
+
+
+# A pointer that is behind
+
+
+def behind(directory: Path, *, before: bool = True) -> bytes:
+    """Steps 2, 4 and 6, and the pointer as it was after step 2 and before step 4 was there."""
+    trainer(directory).fit(2)
+    pointer = directory / "latest.json"
+    content, times = pointer.read_bytes(), pointer.stat()
+    trainer(directory).fit(6, resume="must")
+    pointer.write_bytes(content)
+    if before:
+        os.utime(pointer, ns=(times.st_atime_ns, times.st_mtime_ns))
+    return content
+
+
+def resumed_at(directory: Path, way: str = "auto") -> int:
+    """The step after which a run goes on."""
+    one = trainer(directory)
+    one.fit(7, resume=way)
+    return int(one._resumed_at or 0)
+
+
+def test_a_crash_before_the_pointer_costs_no_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    behind(tmp_path)
+    assert resumed_at(tmp_path, "must") == 6
+    (line,) = [one.getMessage() for one in caplog.records if "going on from" in one.getMessage()]
+    assert line == (
+        f"{tmp_path}: going on from step_000000000006.pt, saved by the same run after "
+        f"{tmp_path / 'latest.json'} was written (step 2)"
+    )
+
+
+def test_without_lines_in_the_manifest_too(tmp_path: Path) -> None:
+    behind(tmp_path)
+    (tmp_path / "manifest.jsonl").unlink()
+    assert resumed_at(tmp_path) == 6
+
+
+def test_by_itself_loading_goes_by_the_pointer(tmp_path: Path) -> None:
+    behind(tmp_path)
+    manager = CheckpointManager(tmp_path)
+    assert manager.load_latest()["step"] == 2  # type: ignore[index]
+    assert manager.load_latest(unpointed=True)["step"] == 6  # type: ignore[index]
+
+
+def test_a_newer_step_that_is_damaged_is_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    behind(tmp_path)
+    damage(tmp_path / "step_000000000006.pt")
+    assert resumed_at(tmp_path) == 4
+    assert "it is newer than the pointer's step, and not used" in caplog.text
+
+
+def by_hand(where: Path) -> None:
+    """Its time says nothing: no trainer writes such a content."""
+    (where / "latest.json").write_text('{"step": 2, "file": "step_000000000002.pt"}')
+    os.utime(where / "latest.json", ns=(0, 0))
+
+
+def by_fix_pointer(where: Path) -> None:
+    """Its time says nothing here, either."""
+    CheckpointManager(where).point_to(6)
+    subprocess.run([*CKPTTOOL, "fix-pointer", where, "--step", "2"], check=True)
+    os.utime(where / "latest.json", ns=(0, 0))
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda where: None,  # a copy of the older one, written when step 6 was there
+        lambda where: CheckpointManager(where).point_to(2),
+        by_hand,
+        by_fix_pointer,
+        lambda where: subprocess.run([*CKPTTOOL, "rollback", where, "--to", "2"], check=True),
+    ],
+)
+def test_a_pointer_that_was_moved_back_is_obeyed(move: Any, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    behind(tmp_path / "run", before=False)
+    move(tmp_path / "run")
+    assert resumed_at(tmp_path / "run") == 2
+
+
+def test_a_step_whose_past_is_gone_is_not_taken(tmp_path: Path) -> None:
+    behind(tmp_path)
+    (tmp_path / "step_000000000004.pt").unlink()
+    assert resumed_at(tmp_path) == 2
+
+
+def test_a_course_that_was_given_up_stays_so(tmp_path: Path) -> None:
+    """Back at 2 on purpose, on to 4 anew: the old 6 names 4 as its parent, and is not meant."""
+    behind(tmp_path, before=False)
+    again = trainer(tmp_path)
+    again.fit(4, resume="auto")
+    pointer = tmp_path / "latest.json"
+    assert json.loads(pointer.read_text())["step"] == 4
+    assert resumed_at(tmp_path) == 4
+
+
+def test_another_runs_steps_are_left_alone(tmp_path: Path) -> None:
+    trainer(tmp_path / "other").fit(4)
+    trainer(tmp_path / "own").fit(2)
+    (tmp_path / "other/step_000000000004.pt").rename(tmp_path / "own/step_000000000004.pt")
+    assert resumed_at(tmp_path / "own") == 2

@@ -108,6 +108,26 @@ def test_resumed_after_any_step_with_worker_processes(feature: Feature, wholes: 
     resume_at(wholes(feature), range(1, STEPS))
 
 
+# With a state that neither a state dict nor a generator has.
+REMEMBERING = [f for f in IN_PROCESS if any(w in f.name for w in ("remembers", "passes"))]
+
+
+@pytest.mark.filterwarnings(
+    "ignore:approximate:trainer_core.ResumeWarning"
+)  # which is told where it can be known
+@pytest.mark.parametrize("feature", REMEMBERING, ids=name_of)
+def test_without_what_is_remembered_it_would_be_another_run(
+    feature: Feature, wholes: Wholes
+) -> None:
+    whole = wholes(feature)
+    state = whole.saved(9)
+    state.pop("attributes")
+    state["data"].pop("attributes", None)
+    run = resumed(feature, state)
+    losses = [record["loss"] for record in run.trainer.fit(STEPS).metrics]
+    assert losses != whole.losses[-len(losses) :]
+
+
 def chain(feature: Feature, whole: Whole) -> None:
     """A new trainer for each step: so also twice in one pass, and at the end of each."""
     state, losses, batches = whole.saved(1), whole.losses[:1], []

@@ -368,3 +368,57 @@ def test_layers_that_were_declared_in_another_order_do_not_get_each_others_momen
     refused(trainer(model=TwoAlike("b", "a")), saved, words)
     del saved["optimizer_names"]  # as older files are: nothing tells
     trainer(model=TwoAlike("b", "a")).resume(saved)
+
+
+# What does not fit is told in words that help
+
+
+def refusal(one: Trainer, state: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResumeWarning)
+        with pytest.raises(CheckpointError) as caught:
+            one.resume(state)
+    return caught.value
+
+
+def test_a_model_that_does_not_fit_is_told_by_names_and_with_the_way_out(
+    state: dict[str, Any],
+) -> None:
+    state["model"] |= {f"old.{number}": torch.ones(1) for number in range(6)}
+    del state["model"]["first.bias"]
+    error = refusal(trainer(9, model=Net(4)), state)
+    first, _, rest = str(error).partition("\n")
+    assert first == (
+        "model: does not fit: 1 not in the checkpoint: first.bias; 6 only in the checkpoint: "
+        "old.0, old.1, old.2, old.3 and 2 more; 2 of another shape: last.weight (1, 3), "
+        'here (4, 3), last.bias (1,), here (4,) (allow_partial=("model",) loads what fits)'
+    )
+    assert rest.startswith("Error(s) in loading state_dict for Net") and len(rest) <= 2000
+    assert type(error.__cause__) is RuntimeError  # torch's own
+
+
+def test_each_part_that_does_not_fit_names_its_way_out(state: dict[str, Any]) -> None:
+    groups = {**state["optimizer"], "param_groups": state["optimizer"]["param_groups"] * 2}
+    error = refusal(trainer(9), {**state, "optimizer": groups})
+    assert isinstance(error, ValueError) and type(error.__cause__) is ValueError  # as torch's
+    assert 'allow_partial=("optimizer",) goes on without that state' in str(error)
+
+    def sequence(optimizer: Any) -> Any:
+        parts = [torch.optim.lr_scheduler.ConstantLR(optimizer) for _ in range(2)]
+        return torch.optim.lr_scheduler.SequentialLR(optimizer, parts, [2])
+
+    error = refusal(trainer(9, make_scheduler=sequence), state)
+    assert "scheduler: does not fit: '_schedulers' (allow_partial=(\"scheduler\",) " in str(error)
+    assert type(error.__cause__) is KeyError
+
+
+def test_a_failure_of_the_system_is_no_misfit(state: dict[str, Any]) -> None:
+    class Full(torch.optim.Adam):
+        def load_state_dict(self, state_dict: Any) -> None:
+            raise torch.OutOfMemoryError("no room")
+
+    one = trainer(9, kind=lambda parameters: Full(parameters, lr=0.1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResumeWarning)
+        with pytest.raises(torch.OutOfMemoryError, match="^no room$"):
+            one.resume(state, allow_partial=("model",))

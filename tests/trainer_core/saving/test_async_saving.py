@@ -221,8 +221,10 @@ def test_an_interrupt_gives_up_what_is_being_written(
         manager.save(4, state_at(4))
         assert gate.reached.wait(60)
         raise KeyboardInterrupt
+    assert (tmp_path / ".writer.lock").exists()  # something is still being written
     gate.open.set()
-    manager._saver.settle()
+    manager._saver._lane._worker.join(60)  # type: ignore[union-attr]  # it is there
+    assert not (tmp_path / ".writer.lock").exists()  # and then it is anybody's
     assert "abandoned" in caplog.text
     assert names(tmp_path) == ["latest.json", name_of(2)]
     manager.save(6, state_at(6))  # and may be used on

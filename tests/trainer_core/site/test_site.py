@@ -85,7 +85,7 @@ def launch_two(root: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_two_ranks(root: Path, two: list[Found], kind: str) -> None:
-    """Case B08 among others: a signal to one rank stops both, after the same step."""
+    """Cases B08, C19 and F05 among others: a signal to one rank stops both, after the same step."""
     for rank, found in enumerate(two):
         run = found[f"interrupted:{kind}"]
         for part in ("model", "optimizer"):
@@ -134,7 +134,7 @@ def test_each_rank_records_its_shards(root: Path, two: list[Found]) -> None:
 def test_what_one_rank_is_refused_all_raise(two: list[Found], kind: str) -> None:
     first, second = (found[f"refused:{kind}"] for found in two)
     assert first == second
-    assert first["pointer"][0] == "WriteError" and "Is a directory" in first["pointer"][1]
+    assert first["pointer"][0] == "WriteError" and "is a directory" in first["pointer"][1].lower()
     assert first["full 0"][0] == "WriteError" and "No space left" in first["full 0"][1]
     assert first["left 0"] == []
     if kind == "fsdp":  # replicated state is rank 0's to write
@@ -164,6 +164,42 @@ def test_what_a_callback_raises_on_one_rank_all_raise(two: list[Found], kind: st
         assert "nothing is saved" in found[failed]["lines"][-1]
 
 
+FAILED = ("ddp:optimizer:1", "ddp:model:0", "fsdp:loader:1", "fsdp:on_save:0")
+ENDED = ("fsdp:ends:0",)
+
+
+def test_one_rank_fails_and_the_other_hears_of_it(tmp_path: Path) -> None:
+    """While its process lives on; nothing but whole steps is on disk. C17: nobody makes a symlink."""
+    run(str(HERE / "failed.py"), str(tmp_path), ",".join([*FAILED, *ENDED]))
+    all_found = json.loads((tmp_path / "failed.json").read_text())
+    for case, found in all_found.items():
+        kind, part, number = case.split(":")
+        failed = int(number)
+        own, other = found[failed], found[1 - failed]
+        assert not other["hung"], case
+        if case in ENDED:  # all by agreement, after the same step
+            assert [one["raised"] for one in found] == [None, None]
+            assert [one["at"] for one in found] == [4, 4]
+            assert all("ended after step 4" in one["log"] for one in found)
+        else:
+            kind, words = own["raised"]
+            assert (kind, words.partition("\n")[0]) == ("LookupError", f"no {part} any more"), case
+            line = f"rank {failed} failed after step 4: LookupError: no {part} any more"
+            assert other["log"].splitlines()[0] == line, case
+            # In the model's own exchange over gloo nothing can be raised: its process was ended.
+            ended = part in ("model", "on_save")
+            assert other.get("raised") == (None if ended else ["RankError", line]), case
+        directory = tmp_path / case.replace(":", "-") / "run"
+        names = {path.name for path in directory.iterdir()}
+        steps = {name.partition(".")[0] for name in names if name.startswith("step_")}
+        assert steps == {"step_000000000002", "step_000000000004"}, case
+        assert names - {"latest.json", "manifest.jsonl", ".writer.lock"} == {
+            name for name in names if name.startswith("step_")
+        }, case
+        report = verify(directory)
+        assert report.newest_valid is not None and not report.findings, case
+
+
 def test_sharded_averages(two: list[Found]) -> None:
     for found in (rank["averaged:fsdp"] for rank in two):
         assert found["resumed"] == found["whole"]
@@ -182,7 +218,7 @@ def test_a_scaler_skips_on_all_ranks(two: list[Found], kind: str) -> None:
 
 
 def test_two_processes_delete_the_same_steps(two: list[Found]) -> None:
-    """Neither minds what the other was faster with, and nothing is left."""
+    """Case D06: neither minds what the other was faster with, and nothing is left."""
     found = [rank["deleting:"] for rank in two]
     assert [one["known"] for one in found] == [80, 80]
     assert sum(one["deleted"] for one in found) == 80
@@ -190,6 +226,7 @@ def test_two_processes_delete_the_same_steps(two: list[Found]) -> None:
 
 
 def test_other_numbers_of_ranks(root: Path, two: list[Found]) -> None:
+    """Cases F06 and, where fewer ranks save a step anew, D11."""
     of_three = "other_size:ddp,other_size:fsdp,again:fsdp"
     run(str(HERE / "worker.py"), str(root), f"3={of_three}", "1=other_size:plain,again:fsdp")
     three, (one,) = found_by(3, root), found_by(1, root)
@@ -245,6 +282,7 @@ def damage(directory: Path, how: str) -> None:
 def test_a_damaged_step_is_passed_over(
     root: Path, two: list[Found], tmp_path: Path, how: str
 ) -> None:
+    """Cases C06 and D12."""
     shutil.copytree(root / "fsdp", tmp_path / "run")
     damage(tmp_path / "run", how)
     manager = CheckpointManager(tmp_path / "run", keep_last=1)
@@ -264,6 +302,7 @@ KILLS = {"ddp": "dry,0:9,0:20:all", "fsdp": "dry,1:9,0:60:all,0:70"}
 
 
 def test_killed_in_the_midst_of_a_save(tmp_path: Path) -> None:
+    """Cases D07 and D08: rank 0 alone gives the name, and what was being written is tidied up."""
     run(str(HERE / "killed.py"), str(tmp_path), *(f"{kind}={KILLS[kind]}" for kind in KILLS))
     for kind in KILLS:
         check_kills(tmp_path / f"killed-{kind}.json")

@@ -95,8 +95,8 @@ class Store:
         Credentials belong there or in the environment. Nothing is asked of the store yet. Raises
         PermanentError for a scheme that isn't known or whose package is missing.
         """
-        if timeout <= 0:
-            raise ValueError(f"timeout must be above 0 seconds, not {timeout}")
+        if not 0 < timeout <= 10**9:
+            raise ValueError(f"timeout must be above 0 seconds, and finite, not {timeout}")
         given = dict(options or {})
         place = parse(url, given)
         backend = open_backend(place, timeout, given)
