@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.torch_process import TorchProcesses
 
 # Tests run side by side, so a second thread each would only take turns. Read when torch starts.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -38,6 +40,14 @@ def fixtures() -> Path:
 def corpus() -> Path:
     """Files that this project did not write. Read-only."""
     return ROOT / "fixtures" / "corpus"
+
+
+@pytest.fixture(scope="session")
+def torch_processes() -> Iterator[TorchProcesses]:
+    """Runs programs that use torch, each in a process of its own that begins in milliseconds."""
+    preload = ("torch._dynamo", "torchdata.stateful_dataloader", "trainer_core")
+    with TorchProcesses(*preload) as running:
+        yield running
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
     with TorchProcesses() as torch_processes:
         done = torch_processes.run("-c", "import torch; print(torch.ones(1))", cwd=tmp_path)
 
-As `python -W ignore …` would, but for the imports that are already made. A server, itself started
+As `python …` would, but for the imports that are already made. A server, itself started
 afresh and doing nothing with torch but importing it, forks one child for each run. Its children
 share nothing with each other or with the tests.
 """
@@ -30,7 +30,7 @@ class TorchProcesses:
     def __init__(self, *preload: str) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="torch-processes-")
         self._server = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "tests.torch_process", *preload],
+            [sys.executable, "-m", "tests.torch_process", *preload],
             cwd=ROOT,
             text=True,
             stdin=subprocess.PIPE,
@@ -43,7 +43,7 @@ class TorchProcesses:
         cwd: str | os.PathLike[str] = ROOT,
         env: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Runs `python ARGUMENTS`: `-c` and a program, or a script, and what follows either.
+        """Runs `python ARGUMENTS`: `-c PROGRAM`, `-m MODULE` or a script, and what follows that.
 
         `env` is added to this process's own. A negative `returncode` is the signal that ended it.
         """
@@ -95,6 +95,9 @@ def _become(order: dict[str, Any]) -> int:
         if first == "-c":
             program, sys.argv = rest[0], ["-c", *rest[1:]]
             exec(compile(program, "<string>", "exec"), {"__name__": "__main__"})
+        elif first == "-m":
+            sys.argv = rest
+            runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
         else:
             sys.argv = [first, *rest]
             runpy.run_path(first, run_name="__main__")
@@ -109,10 +112,13 @@ def _become(order: dict[str, Any]) -> int:
 def _serve(orders: IO[str], out: IO[str], preload: Sequence[str]) -> None:
     import gc
     import traceback
+    import warnings
     from importlib import import_module
 
-    for name in ("torch", *preload):
-        import_module(name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in ("torch", *preload):
+            import_module(name)
     gc.freeze()  # so that no child touches, and so copies, what it only inherited
     for line in orders:
         pid = os.fork()

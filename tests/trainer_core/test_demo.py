@@ -14,6 +14,7 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ import torch
 
 import trainer_core
 from tests.corrupt import cut_end
+from tests.torch_process import TorchProcesses
 from trainer_core.demo.__main__ import curve, main
 from trainer_core.demo.model import CharTransformer
 from trainer_core.demo.text import VOCABULARY, Crops, encode, own_text
@@ -31,11 +33,18 @@ DEMO = [sys.executable, "-m", "trainer_core.demo"]
 SHORT = ["--steps", "10", "--every", "3"]
 
 
-def demo(*arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([*DEMO, *map(str, arguments)], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == code, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    return done
+Demo = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def demo(torch_processes: TorchProcesses) -> Demo:
+    def run(*arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+        done = torch_processes.run(*DEMO[1:], *arguments)
+        assert done.returncode == code, done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+        return done
+
+    return run
 
 
 def crc(done: subprocess.CompletedProcess[str]) -> str:
@@ -56,7 +65,7 @@ class Runs(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+def runs(demo: Demo, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     home = tmp_path_factory.mktemp("runs")
     whole = demo(home / "whole", *SHORT)
     died = demo(home / "died", *SHORT, "--crash-after-save", "6", code=-signal.SIGKILL)
@@ -89,7 +98,7 @@ def test_it_dies_between_the_file_and_the_pointer(runs: Runs) -> None:
 
 
 def test_it_goes_on_from_the_newest_valid_file_as_if_nothing_had_happened(
-    runs: Runs, died: Path
+    runs: Runs, demo: Demo, died: Path
 ) -> None:
     done = demo(died, *SHORT, "--resume")
     assert f"resuming from {died / 'step_000000000006.pt'}" in done.stdout
@@ -101,7 +110,7 @@ def test_it_goes_on_from_the_newest_valid_file_as_if_nothing_had_happened(
     assert lines[1].startswith("step 7/10 ")
 
 
-def test_a_damaged_newest_file_is_passed_over(runs: Runs, died: Path) -> None:
+def test_a_damaged_newest_file_is_passed_over(runs: Runs, demo: Demo, died: Path) -> None:
     newest = died / "step_000000000006.pt"
     newest.write_bytes(cut_end(newest.read_bytes(), 1000))
     done = demo(died, *SHORT, "--resume")
@@ -110,7 +119,7 @@ def test_a_damaged_newest_file_is_passed_over(runs: Runs, died: Path) -> None:
     assert crc(done) == crc(runs.whole)
 
 
-def test_with_no_valid_file_left_it_says_what_to_do(died: Path) -> None:
+def test_with_no_valid_file_left_it_says_what_to_do(demo: Demo, died: Path) -> None:
     for path in died.glob("*.pt"):
         path.write_bytes(cut_end(path.read_bytes(), 1000))
     done = demo(died, *SHORT, "--resume", code=1)
@@ -118,7 +127,7 @@ def test_with_no_valid_file_left_it_says_what_to_do(died: Path) -> None:
     assert len(list(died.glob("*.pt"))) == 2
 
 
-def test_another_seed_on_resume_is_told_in_a_line(died: Path) -> None:
+def test_another_seed_on_resume_is_told_in_a_line(demo: Demo, died: Path) -> None:
     done = demo(died, *SHORT, "--resume", "--seed", "5")
     assert "config.training.seed: 0 was saved, it is 5 here" in done.stderr
     assert "warnings.warn" not in done.stderr
