@@ -81,7 +81,7 @@ _BY_PATH = {
 }
 _CLAIMS = frozenset(("open", "write", "mkdir", "link", "symlink", "allocate", "mknod"))
 _STANDARD = (0, 1, 2)
-_SECONDS = 120
+_SECONDS = 300
 
 
 class Op(NamedTuple):

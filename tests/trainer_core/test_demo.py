@@ -249,7 +249,7 @@ def test_on_a_terminal_a_bar_shows_the_way(tmp_path: Path, columns: int) -> None
     )
     os.close(theirs)
     screen = b""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
         try:
             screen += os.read(ours, 4096)

@@ -139,7 +139,7 @@ def test_two_at_once(tmp_path: Path) -> None:
         subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         for _ in range(2)
     ]
-    ends = [(process.communicate(timeout=60)[0], process.returncode) for process in running]
+    ends = [(process.communicate(timeout=600)[0], process.returncode) for process in running]
     assert [code for _, code in ends] == [0, 0], ends
     assert steps(tmp_path) == [28, 29]
 

@@ -122,7 +122,7 @@ def ckpttool(
         env={**clean, "PYTHONPATH": str(ROOT), **(env or {})},
         encoding="utf-8",
         errors="surrogateescape",
-        timeout=60,
+        timeout=600,
         **settings,
     )
     assert "Traceback" not in (done.stderr or "")

@@ -135,7 +135,7 @@ def _start_sshd(folder: Path) -> tuple[subprocess.Popen[bytes], int]:
 
 
 def _listens(process: subprocess.Popen[bytes], port: int) -> bool:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while process.poll() is None and time.monotonic() < deadline:
         with (
             contextlib.suppress(OSError),

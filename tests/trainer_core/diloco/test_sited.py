@@ -60,7 +60,7 @@ def test_two_ranks_are_one_node(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node=2", str(WORKER), str(tmp_path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 0, done.stderr[-5000:]
     first, second = (json.loads((tmp_path / f"found-{r}.json").read_text()) for r in (0, 1))
     for kind in ("ddp", "fsdp"):

@@ -82,7 +82,7 @@ def test_two_processes_create(tmp_path: Path) -> None:
         subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) for command in commands
     ]
     try:
-        won = [eval(process.communicate(timeout=120)[0]) for process in running]
+        won = [eval(process.communicate(timeout=600)[0]) for process in running]
     finally:
         for process in running:
             process.kill()
