@@ -144,13 +144,14 @@ class TensorRef:
             for name, part in parts.items()
         }
 
-    def numpy(self, *, mmap: bool = True) -> np.ndarray[Any, Any]:
+    def numpy(self, *, mmap: bool = False) -> np.ndarray[Any, Any]:
         """The values as an array of `shape`, read-only.
 
         bfloat16 and float8 come as the types of `ml_dtypes`, quantized tensors as their integers.
-        With `mmap` the array maps the file where its layout allows it (stored plainly, this
-        machine's byte order), and nothing is read before it is used; a file that is cut meanwhile
-        then ends the process (SIGBUS), so pass False for files that others write to.
+        Reads the tensor's whole storage, and no more. With `mmap` the array maps the file where its
+        layout allows it (stored plainly, this machine's byte order), and nothing is read before it
+        is used; but a file that is cut meanwhile then ends the process (SIGBUS), and maps of network
+        file systems have hung jobs.
 
         Raises ValueError for what has no dense values (sparse and nested tensors: see `parts`) or
         no numpy type, FormatError if the bytes are not there.

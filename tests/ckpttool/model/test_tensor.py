@@ -112,17 +112,18 @@ def test_what_has_no_dense_values(file: str, name: str, torch_says: Said) -> Non
             ref.numpy()
 
 
-def test_values_are_read_only_and_mapped_where_they_can_be() -> None:
+def test_values_are_read_only_and_mapped_where_that_is_asked_for_and_can_be() -> None:
+    """Case B16: maps of network file systems hang, so nothing is mapped unasked."""
     with open_checkpoint(STRIDED) as checkpoint:
         ref = next(iter(checkpoint.tensors.values()))
-        mapped, read = ref.numpy(), ref.numpy(mmap=False)
+        mapped, read = ref.numpy(mmap=True), ref.numpy()
         for values in (mapped, read):
             assert not values.flags.writeable
         assert is_mapped(mapped)
         assert not is_mapped(read)
     for file in ("big_endian.pt", "rezipped_deflated.pt"):  # swapped, or compressed
         with open_checkpoint(CORPUS / "torch-2.13.0" / file) as checkpoint:
-            assert not is_mapped(next(iter(checkpoint.tensors.values())).numpy())
+            assert not is_mapped(next(iter(checkpoint.tensors.values())).numpy(mmap=True))
 
 
 def is_mapped(values: np.ndarray[Any, Any]) -> bool:
@@ -137,7 +138,7 @@ def is_mapped(values: np.ndarray[Any, Any]) -> bool:
 def test_values_stay_when_the_checkpoint_is_closed() -> None:
     with open_checkpoint(STRIDED) as checkpoint:
         refs = list(checkpoint.tensors.values())
-        values = [ref.numpy() for ref in refs]
+        values = [ref.numpy(mmap=True) for ref in refs]
         expected = [ref.numpy(mmap=False).tobytes() for ref in refs]
     assert [value.tobytes() for value in values] == expected
 
@@ -271,11 +272,11 @@ def test_a_file_that_is_replaced_under_it(tmp_path: Path) -> None:
         (tmp_path / "other").write_bytes(bytes((tmp_path / "file.pt").stat().st_size))
         (tmp_path / "other").replace(tmp_path / "file.pt")
         with pytest.raises(FormatError, match="changed"):
-            ref.numpy()
+            ref.numpy(mmap=True)
         assert ref.numpy(mmap=False).tolist() == [0, 1, 2, 3, 4, 5]  # what was opened is still open
         (tmp_path / "file.pt").unlink()
         with pytest.raises(FormatError):
-            ref.numpy()
+            ref.numpy(mmap=True)
 
 
 @pytest.mark.parametrize(
