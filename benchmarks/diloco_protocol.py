@@ -58,7 +58,8 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.measure import Row
-from trainer_core.diloco.commits import POINTER, commit_name
+from trainer_core.diloco.commit import commit_name
+from trainer_core.diloco.commits import POINTER
 from trainer_core.diloco.coordinator import DumbDiLoCoCoordinator
 from trainer_core.diloco.deltas import NODES
 from trainer_core.diloco.store import Store

@@ -150,7 +150,7 @@ class TensorRef:
         bfloat16 and float8 come as the types of `ml_dtypes`, quantized tensors as their integers.
         Reads the tensor's whole storage, and no more. With `mmap` the array maps the file where its
         layout allows it (stored plainly, this machine's byte order), and nothing is read before it
-        is used; but a file that is cut meanwhile then ends the process (SIGBUS), and maps of network
+        is used; but a file that is cut meanwhile ends the process (SIGBUS), and maps of network
         file systems have hung jobs.
 
         Raises ValueError for what has no dense values (sparse and nested tensors: see `parts`) or

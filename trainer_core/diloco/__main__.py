@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ckpttool.exitcodes import ExitCode
-from trainer_core.diloco.commits import Commit
+from trainer_core.diloco.commit import Commit
 from trainer_core.diloco.errors import DiLoCoError
 from trainer_core.diloco.serving import Service, Until, settings_of
 from trainer_core.diloco.status import status_lines, status_of

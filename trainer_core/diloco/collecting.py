@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from trainer_core.diloco.commits import Commit, Refused
+from trainer_core.diloco.commit import Commit, Refused
 from trainer_core.diloco.deltas import NODES, DeltaFacts, delta_name, judge_header, step_of
 from trainer_core.diloco.errors import BadNameError, MissingError
 from trainer_core.diloco.fingerprint import Spec

@@ -18,15 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainer_core.diloco.collecting import Candidate, Collector, Current
-from trainer_core.diloco.commits import (
-    Applied,
-    Commit,
-    CommitLog,
-    File,
-    Refused,
-    shortened,
-    tensor_name,
-)
+from trainer_core.diloco.commit import Applied, Commit, File, Refused, shortened, tensor_name
+from trainer_core.diloco.commits import CommitLog
 from trainer_core.diloco.deltas import norm
 from trainer_core.diloco.errors import DiLoCoError, MissingError, StoreError
 from trainer_core.diloco.fingerprint import Spec, State, is_float

@@ -7,7 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from trainer_core.diloco.commits import Commit, CommitLog, File, LogError, Pointer
+from trainer_core.diloco.commit import Commit, File, LogError, Pointer
+from trainer_core.diloco.commits import CommitLog
 from trainer_core.diloco.errors import MissingError
 from trainer_core.diloco.fingerprint import Spec, State
 from trainer_core.diloco.store import Store

@@ -11,7 +11,8 @@ import uuid
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from trainer_core.diloco.commits import Commit, CommitLog
+from trainer_core.diloco.commit import Commit
+from trainer_core.diloco.commits import CommitLog
 from trainer_core.diloco.errors import DiLoCoError, PassingError
 from trainer_core.diloco.fingerprint import Spec
 from trainer_core.diloco.lease import Keeper, Lease

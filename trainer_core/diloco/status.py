@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from trainer_core.diloco.commits import (
-    FOLDER,
-    POINTER,
-    Commit,
-    CommitLog,
-    LogError,
-    Pointer,
-    commit_name,
-)
+from trainer_core.diloco.commit import FOLDER, Commit, LogError, Pointer, commit_name
+from trainer_core.diloco.commits import POINTER, CommitLog
 from trainer_core.diloco.deltas import NODES, delta_name, folder_of, step_of
 from trainer_core.diloco.errors import BadNameError, MissingError, PassingError
 from trainer_core.diloco.lease import Claim, newest_claim

@@ -10,17 +10,16 @@ import pytest
 
 from tests.trainer_core.diloco.nodes import memory
 from trainer_core.diloco import PassingError, Store
-from trainer_core.diloco.commits import (
-    POINTER,
+from trainer_core.diloco.commit import (
     Applied,
     Commit,
-    CommitLog,
     File,
     LogError,
     Refused,
     commit_name,
     tensor_name,
 )
+from trainer_core.diloco.commits import POINTER, CommitLog
 
 SHA = "ab" * 32
 
