@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,10 @@ from tests.torch_process import TorchProcesses
 
 # Tests run side by side, so a second thread each would only take turns. Read when torch starts.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# What a shell starts in the background ignores Ctrl-C, and what that starts ignores it, too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A busy machine must not fail a test: no deadline on single examples.
 settings.register_profile(
