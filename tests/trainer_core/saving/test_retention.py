@@ -229,7 +229,7 @@ MANY = textwrap.dedent(
     from trainer_core import CheckpointManager
     torch.set_num_threads(1)
     manager = CheckpointManager(sys.argv[1], keep_last=2, async_save=sys.argv[3] == "async")
-    model = {"w": torch.ones(100_000)}
+    model = {"w": torch.ones(1_000)}
     manager.save(1, {"step": 1, "model": model})
     manager.wait()
     resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24))
