@@ -26,6 +26,9 @@ from trainer_core.saving.savable import CheckpointError
 MOST_BYTES = 16 << 20
 """Of one attribute that is no buffer. More belongs in a buffer, which is kept whatever its size."""
 
+MOST_TOTAL_BYTES = 64 << 20
+"""Of all attributes together, buffers aside: mostly activations that somebody stores to look at."""
+
 MOST_GRAPH_BYTES = 1 << 20
 """Of a tensor that hangs on the graph of a forward: mostly something to look at."""
 
@@ -66,12 +69,19 @@ class Keeper:
 
     def __init__(self, *, copied: bool = False, caches: bool = False) -> None:
         self._copied, self._caches = copied, caches
-        self._bytes = self._items = 0
+        self._bytes = self._items = self._total = 0
 
     def keep(self, value: Any, before: Mark, path: str = "", *, any_size: bool = False) -> Any:
         """What is kept of `value`, which was `before`. Raises UnkeptError."""
         self._bytes = self._items = 0
-        return self._keep(value, before, path, 0, any_size)
+        kept = self._keep(value, before, path, 0, any_size)
+        self._total += self._bytes
+        if self._total > MOST_TOTAL_BYTES:
+            self._total -= self._bytes
+            size = _bytes(MOST_TOTAL_BYTES)
+            words = f"is not kept: with it attributes would have more than {size} in all"
+            raise UnkeptError(path, words, made_lazily=was_nothing(before))
+        return kept
 
     def _keep(self, value: Any, before: Mark, path: str, depth: int, any_size: bool) -> Any:
         kind = type(value)
@@ -182,7 +192,7 @@ def _kept_object(value: Any, before: Mark, path: str) -> Any:
     kind = type(value).__name__
     name = kind if isinstance(value, _NEVER_STATE) else f"{kind} object"
     article = "an" if name[0] in "aeiouAEIOU" else "a"
-    lazily = was_nothing(before) and _is_handle(value)
+    lazily = was_nothing(before) and (_is_handle(value) or _hangs_on_graph(value))
     raise UnkeptError(path, f"{article} {name}, which is not kept", made_lazily=lazily)
 
 
@@ -195,6 +205,15 @@ def _is_handle(value: Any) -> bool:
     except Exception:  # each class says it in its own way
         return True
     return False
+
+
+def _hangs_on_graph(value: Any) -> bool:
+    """Whether it holds what a forward computed: an output of the model, stored to look at."""
+    if isinstance(value, Mapping):
+        items: Any = value.values()
+    else:
+        items = value if isinstance(value, tuple) else getattr(value, "__dict__", {}).values()
+    return any(isinstance(item, torch.Tensor) and item.grad_fn is not None for item in items)
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,20 +1,35 @@
-"""Which modules train and which evaluate: a model's `training` flags, as part of a checkpoint.
+"""Which modules train and which evaluate, and which parameters learn, as part of a checkpoint.
 
-Kept are the flag of the model itself and the names of those modules that differ from it.
+Kept are the `training` flag of the model itself and the names of those modules that differ from it;
+of parameters `requires_grad` where training has changed it (gradual unfreezing).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from trainer_core.wrappers import plain_names
 
-def modes_of(model: torch.nn.Module) -> dict[str, Any]:
-    """The flags of all modules, as plain values."""
+
+def modes_of(model: torch.nn.Module, first: Mapping[str, bool] | None = None) -> dict[str, Any]:
+    """The flags of all modules, as plain values. `first`: what `learning` gave in the beginning."""
     mode = model.training
     others = [name for name, module in model.named_modules() if module.training != mode]
-    return {"training": mode, "others": others}
+    modes = {"training": mode, "others": others}
+    if first is not None:
+        now = learning(model)
+        changed = {name: flag for name, flag in now.items() if first.get(name, flag) != flag}
+        modes |= {"requires_grad": changed} if changed else {}
+    return modes
+
+
+def learning(model: torch.nn.Module) -> dict[str, bool]:
+    """Of each parameter, by its name without wrappers, whether it learns."""
+    names = plain_names(model)
+    return {names[id(one)]: one.requires_grad for one in model.parameters()}
 
 
 def set_modes(model: torch.nn.Module, modes: Any) -> None:
@@ -23,6 +38,13 @@ def set_modes(model: torch.nn.Module, modes: Any) -> None:
         return
     for name, module in model.named_modules():
         module.training = modes["training"] != (name in modes["others"])
+    learns = modes.get("requires_grad")
+    if isinstance(learns, Mapping) and learns:
+        names = plain_names(model)
+        for parameter in model.parameters():
+            flag = learns.get(names[id(parameter)])
+            if isinstance(flag, bool):
+                parameter.requires_grad_(flag)
 
 
 def strange_modes(model: torch.nn.Module, modes: Any) -> list[str]:

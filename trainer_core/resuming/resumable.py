@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import types
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from trainer_core.resuming.comparing import differences
 from trainer_core.resuming.facts import environment
 from trainer_core.resuming.fitting import check_order, names_by_group
 from trainer_core.resuming.lazy import give_shapes
-from trainer_core.resuming.modes import modes_of, set_modes
+from trainer_core.resuming.modes import learning, modes_of, set_modes
 from trainer_core.resuming.parts import Parts
 from trainer_core.resuming.resume import ResumeWarning
 from trainer_core.resuming.settings import Settings
@@ -53,6 +54,7 @@ class Resumable:
     precision: PrecisionPlan
     config: Any
     ema: Any | None
+    loss_fn: Any | None
     coordinator: SyncCoordinator | None
     checkpoint_manager: CheckpointManager | None
     accumulation_steps: int
@@ -89,12 +91,21 @@ class Resumable:
             accumulation_steps=self.accumulation_steps,
         )
         self._census = self._first_census()
+        self._learning = learning(self.model)
 
     def _first_census(self) -> Census:
         ema = self.ema if isinstance(self.ema, torch.nn.Module) else None
         data = self.dataloader, getattr(self.dataloader, "dataset", None)
         others = *data, self.ema, self.optimizer, self.scheduler, *self._callbacks.stateful.values()
-        return Census({"model": self.model, "ema": ema}, device=self.device, but=others)
+        roots = {"model": self.model, "ema": ema, "loss_fn": self._loss_state()}
+        return Census(roots, device=self.device, but=others)
+
+    def _loss_state(self) -> Any:
+        """Whatever a loss function that is an object, or one's method, remembers."""
+        loss = getattr(self.loss_fn, "__self__", self.loss_fn)
+        if loss is None or isinstance(loss, (types.FunctionType, types.ModuleType)):
+            return None
+        return None if loss is self.model else types.SimpleNamespace(fn=loss)
 
     # Giving a checkpoint
 
@@ -139,7 +150,7 @@ class Resumable:
     def _extra_sections(self) -> dict[str, Any]:
         sections: dict[str, Any] = {
             "data": self._own_feed().state_dict(),
-            "modes": modes_of(self.model),
+            "modes": modes_of(self.model, self._learning),
             "environment": environment(self.device),
             "settings": self._settings.section(),
             "attributes": self._census.section(),

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from trainer_core import CheckpointError, CheckpointManager, ResumeWarning, Trainer
 from trainer_core.census.census import Census, without_generators
-from trainer_core.census.kept_values import MOST_BYTES, MOST_GRAPH_BYTES
+from trainer_core.census.kept_values import MOST_BYTES, MOST_GRAPH_BYTES, MOST_TOTAL_BYTES
 from trainer_core.site.per_rank import own_section, take_own
 
 
@@ -206,6 +206,69 @@ def test_the_averaged_models_other_buffers_are_kept(tmp_path: Path) -> None:
     assert float(one.ema.module.mean) == 2.0  # type: ignore[union-attr]
     assert words(again, saved(one, tmp_path)) == []
     assert float(again.ema.module.mean) == 2.0  # type: ignore[union-attr]
+
+
+class Centred(nn.Module):
+    """A loss that remembers: a buffer, a count, and what it gave last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(()))
+        self.calls = 0
+
+    def forward(self, model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        out = model(batch)
+        self.calls += 1
+        self.centre = self.centre * 0.9 + 0.1 * out.detach() / self.calls
+        loss: torch.Tensor = (out - self.centre).square()
+        return loss
+
+    def method(self, model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = self(model, batch)
+        return loss
+
+
+class Unfreezing:
+    """The layer learns from step 2 on."""
+
+    def on_step_end(self, one: Trainer, step: int, metrics: Any) -> None:
+        one.model.layer.weight.requires_grad_(step >= 2)
+
+
+@pytest.mark.parametrize("of", [lambda loss: loss, lambda loss: loss.method])
+def test_a_loss_that_remembers_and_a_layer_that_learns_later(tmp_path: Path, of: Any) -> None:
+    def begun() -> Trainer:
+        torch.manual_seed(3)
+        model = Model()
+        model.layer.weight.requires_grad_(False)
+        return trainer(model, loss_fn=of(Centred()), callbacks=[Unfreezing()])
+
+    whole = begun()
+    losses = [whole.fit(step).final_loss for step in range(1, 7)]
+    for at in range(1, 6):
+        first, second = begun(), begun()
+        first.fit(at)
+        assert words(second, saved(first, tmp_path)) == []
+        assert second.model.layer.weight.requires_grad is (at >= 2)
+        assert [second.fit(step).final_loss for step in range(at + 1, 7)] == losses[at:]
+
+
+def test_outputs_that_are_stored_to_look_at_are_neither_told_nor_without_bounds() -> None:
+    Output = collections.namedtuple("Output", "loss more")
+
+    def store(model: Any) -> None:
+        model.output = Output(model.layer.weight.sum(), [1])
+        for number in range(20):  # 4 MiB each
+            setattr(model, f"seen{number}", torch.ones(1 << 20))
+
+    model = Model(store)
+    one = trainer(model)
+    one.fit(2)
+    state = one.state_dict()
+    kept = state["attributes"]["model"][""]
+    assert sum(name.startswith("seen") for name in kept) == MOST_TOTAL_BYTES // (4 << 20)
+    assert "output" not in kept
+    assert words(trainer(Model(store)), state) == []
 
 
 def test_a_checkpoint_taken_back_to_in_one_process_sets_all_as_it_was() -> None:
