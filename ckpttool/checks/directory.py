@@ -183,8 +183,9 @@ class StepIsNoFile(DirectoryCheck):
     severity = Severity.WARNING
     title = "A step file is a link or a directory"
     meaning = (
-        "An entry with a step file's name is not a regular file. It is not followed and never"
-        " valid. It is an error where the pointer names it or it has the highest step."
+        "An entry with a step's name is not a regular file, nor a directory of shards. It is not"
+        " followed and never valid. It is an error where the pointer names it or it has the"
+        " highest step."
     )
     why = "A link can lead to a file of another run, or to one that somebody else controls."
     mends = "`ckpttool repair` sets the entry aside; or put the file itself in its place."

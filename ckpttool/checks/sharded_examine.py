@@ -162,7 +162,8 @@ def _ranks(
         trees[name] = {KEY: tree[KEY]} if isinstance(tree, dict) and KEY in tree else {}
         if depth.quick:
             continue
-        problem = _rank_problem(tree, rank, world, step) or _rng_problem(tree)
+        problem = _rank_problem(tree, rank, world, step) or _save_problem(tree, sharded)
+        problem = problem or _rng_problem(tree)
         if problem:
             yield Anomaly("sharded-rank-differs", name, rank=rank, problem=problem)
     yield from read_records(sharded, trees, records)
@@ -178,6 +179,14 @@ def _rank_problem(tree: Any, rank: int, world: int | None, step: int | None) -> 
         if expected is not None and held != expected:
             return f"it is of {key.replace('_', ' ')} {held}, and should be of {expected}"
     return None
+
+
+def _save_problem(tree: dict[Any, Any], sharded: ShardedStep) -> str | None:
+    """Whether it is of another save than `trainer.pt`: of another run, or another try of a step."""
+    trainer = sharded.trainer_tree
+    if not isinstance(trainer, dict) or tree.get("save_id") == trainer.get("save_id"):
+        return None
+    return "it is of another save than trainer.pt"
 
 
 def _rng_problem(tree: dict[Any, Any]) -> str | None:

@@ -181,7 +181,7 @@ def _sort_entry(entry: os.DirEntry[str], steps: list[StepFile], others: list[Oth
 def step_entry(path: str, facts: os.stat_result) -> StepFile | None:
     """What lies at `path`, of which `lstat` says `facts`, as a step; None if it is named otherwise.
 
-    Of a name without `.pt` only a directory is one.
+    Of a name without `.pt` a directory is one, and a link, wherever it leads.
     """
     name = os.path.basename(path)
     link, regular = stat.S_ISLNK(facts.st_mode), stat.S_ISREG(facts.st_mode)
@@ -190,6 +190,8 @@ def step_entry(path: str, facts: os.stat_result) -> StepFile | None:
     if step is not None:
         return StepFile(step, name, *whole)
     step = parse_step_directory_name(name)
+    if step is not None and link:
+        return StepFile(step, name, *whole)
     if step is None or not stat.S_ISDIR(facts.st_mode):
         return None
     try:

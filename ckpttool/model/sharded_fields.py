@@ -121,6 +121,8 @@ class FieldCheck:
         target = info.target if isinstance(info, Opaque) else None
         if not isinstance(target, GlobalRef):
             return f"there is {what(info)} where its place belongs"
+        if target.module in _OF_METADATA:
+            return f"there is torch's {target.name[:40]} where its place belongs"
         # Storages of other programs have classes of their own.
         ours = target.name == "_StorageInfo" or target.module in _OF_STORAGE
         if ours and (problem := self.is_of(info, "_StorageInfo")):

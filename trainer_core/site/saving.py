@@ -117,9 +117,12 @@ class _ShardedSave:
     ) -> None:
         """What is no shard, after the shards: each rank notes the digests of its own.
 
-        They bind the shards to this step: `.metadata` names them, but looks alike in all steps.
+        They bind the shards to this step: `.metadata` names them, but looks alike in all steps. And
+        all files say of which save they are, by the name that rank 0 has made for the temporary.
         """
-        own = {**own, SHARDS: digests_of(directory, shards)}
+        save_id = hashlib.sha256(directory.name.encode()).hexdigest()[:16]
+        own = {**own, SHARDS: digests_of(directory, shards), "save_id": save_id}
+        rest = {**rest, "save_id": save_id}
         publish(content_of(own), directory / rank_file_name(self.site.rank), sync=self.sync)
         if self.site.leads:
             publish(content_of(rest), directory / TRAINER_NAME, sync=self.sync)

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from ckpttool.actions.repair.deeds import Options
+from ckpttool.actions.repair.run import Repair
 from ckpttool.checks.verify import Report, verify
 from tests.corrupt import append, corrupt, cut_end, flip_bit, zero_range
 
@@ -549,14 +551,28 @@ def test_a_pointer_names_a_sharded_step_plainly_or_is_not_followed(
     assert ids(verify(run)) == {"PTR103"}
 
 
+def test_a_step_that_is_a_link_is_told_and_set_aside(fixtures: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(fixtures / "sharded", run)
+    link = run / "step_000000000008"
+    link.symlink_to(FOUR)
+    found = [one for one in verify(run).findings if one.id == "DIR105"]
+    assert [(one.place.path, one.severity.value) for one in found] == [(str(link), "error")]
+    work = Repair(str(run), Options())
+    assert work.make_plan().deeds
+    work.carry_out()
+    assert not link.is_symlink() and (run / FOUR).is_dir()
+    assert "DIR105" not in ids(verify(run))
+
+
 def test_a_pointer_to_a_link_is_not_followed(fixtures: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(fixtures / "sharded", run)
     (run / FOUR).rename(tmp_path / "elsewhere")
     (run / FOUR).symlink_to(tmp_path / "elsewhere")
     report = verify(run)
-    assert {"PTR103", "DIR108"} <= ids(report)
-    assert [file.step for file in report.files] == [2]
+    assert {"PTR103", "DIR105"} <= ids(report)
+    assert [file.step for file in report.files if file.state == "valid"] == [2]
 
 
 def test_the_leftover_that_has_what_the_step_lacks_is_named(fixtures: Path, tmp_path: Path) -> None:

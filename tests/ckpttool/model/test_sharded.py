@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from ckpttool.formats.values import GlobalRef, Opaque
 from ckpttool.model.sharded import open_sharded
+from ckpttool.model.sharded_fields import FieldCheck
 from ckpttool.model.sharded_listing import holds_shards, list_sharded
 from ckpttool.model.sharded_metadata import (
     Item,
@@ -120,3 +122,16 @@ def test_anything_else_is_an_anomaly_and_nothing_more(tree: Any) -> None:
 
 def test_an_item_knows_where_it_ends() -> None:
     assert Item("a", None, "__0_0.distcp", 100, 20).stop == 120
+
+
+@pytest.mark.parametrize("kind", ["ChunkStorageMetadata", "BytesStorageMetadata"])
+def test_a_place_that_is_something_else_of_torchs_is_told(kind: str) -> None:
+    """As one flipped bit of a memo reference makes it; torch fails on such a place."""
+    of_metadata = "torch.distributed.checkpoint.metadata"
+    index = Opaque(GlobalRef(of_metadata, "MetadataIndex"), (), opcode="NEWOBJ")
+    index.state = {"fqn": "w", "offset": None, "index": 0}
+    place = Opaque(GlobalRef(of_metadata, kind), (), opcode="NEWOBJ")
+    place.state = {"relative_path": "__0_0.distcp", "offset": 0, "length": 9}
+    content = {"state_dict_metadata": {}, "planner_data": {}, "storage_data": {index: place}}
+    words = f"there is torch's {kind} where its place belongs"
+    assert (words, "w") in list(FieldCheck().problems(content))

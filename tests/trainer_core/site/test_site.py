@@ -130,6 +130,23 @@ def test_each_rank_records_its_shards(root: Path, two: list[Found]) -> None:
                 }
 
 
+@pytest.mark.parametrize("names", [["rank_00001.pt", "__1_0.distcp"], ["trainer.pt"]])
+def test_a_step_mixed_of_two_runs_is_found(
+    root: Path, two: list[Found], tmp_path: Path, names: list[str]
+) -> None:
+    """Of the same program, so that nothing else tells them apart."""
+    mixed, step = tmp_path / "mixed", "step_000000000006"
+    shutil.copytree(root / "fsdp" / step, mixed / step)
+    assert verify(mixed).newest_valid == 6
+    for name in names:
+        shutil.copy(root / "async-fsdp" / step / name, mixed / step / name)
+    report = verify(mixed)
+    assert report.newest_valid is None
+    assert "SHD110" in {finding.id for finding in report.findings}
+    with pytest.raises(CheckpointError, match="SHD110|another save|not valid"):
+        CheckpointManager(mixed).load_latest()
+
+
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_what_one_rank_is_refused_all_raise(two: list[Found], kind: str) -> None:
     first, second = (found[f"refused:{kind}"] for found in two)
