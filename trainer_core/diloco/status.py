@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from trainer_core.diloco.commit import FOLDER, Commit, LogError, Pointer, commit_name
+from trainer_core.diloco.commit import FOLDER, Commit, File, LogError, Pointer, commit_name
 from trainer_core.diloco.commits import POINTER, CommitLog
 from trainer_core.diloco.deltas import NODES, delta_name, folder_of, step_of
-from trainer_core.diloco.errors import BadNameError, MissingError, PassingError
+from trainer_core.diloco.errors import BadNameError, MissingError, PassingError, PermanentError
 from trainer_core.diloco.lease import Claim, newest_claim
 from trainer_core.diloco.names import check_node_id
 from trainer_core.diloco.store import Store
@@ -129,7 +129,7 @@ def _looked_through(
             commit = log.read(step)
         except MissingError:
             continue  # cleaned away since it was listed
-        except (LogError, PassingError) as error:
+        except (LogError, PassingError, PermanentError) as error:
             words = "it is only history, and cleaned away with time"
             problems.append(f"{_plain(str(error))}; {words}")
             continue
@@ -149,7 +149,7 @@ def _not_standing(log: CommitLog, step: int) -> str:
     words = "the master replaces it when it makes this outer step"
     try:
         log.read(step)
-    except (LogError, PassingError, MissingError):
+    except (LogError, PassingError, PermanentError, MissingError):
         return f"{commit_name(step)} is half a commit: nobody takes it for one, and {words}"
     return f"{commit_name(step)} has a lower fencing number than the commit before it; {words}"
 
@@ -160,17 +160,9 @@ def _file_problems(store: Store, commit: Commit) -> list[str]:
     for what, file in (("global model", commit.model), ("outer momentum", commit.momentum)):
         if file is None:
             continue
-        size = store.size(file.name)
-        if size == file.size:
-            try:
-                read_header(store, file.name, file.size)
-                continue
-            except (BadFileError, MissingError) as error:
-                found = f"can't be read: {_plain(str(error))}"
-        elif size is None:
-            found = "is missing"
-        else:
-            found = f"has {size:,} bytes where {file.size:,} were committed"
+        found = _what_is_wrong(store, file)
+        if not found:
+            continue
         problems.append(f"the {what} of outer step {commit.outer_step}, {file.name}, {found}")
     if problems:
         problems.append(
@@ -179,6 +171,22 @@ def _file_problems(store: Store, commit: Commit) -> list[str]:
             "own checkpoint of that outer step writes these. Else put them back from a copy"
         )
     return problems
+
+
+def _what_is_wrong(store: Store, file: File) -> str:
+    """By size and header: the content is not read here."""
+    try:
+        size = store.size(file.name)
+        if size is None:
+            return "is missing"
+        if size != file.size:
+            return f"has {size:,} bytes where {file.size:,} were committed"
+        read_header(store, file.name, file.size)
+    except (BadFileError, MissingError) as error:
+        return f"can't be read: {_plain(str(error))}"
+    except PermanentError as error:
+        return f"can't be read, and has to be removed first: {_plain(str(error))}"
+    return ""
 
 
 def _node(store: Store, node_id: str, outer_step: int, mark: int | None) -> NodeStatus:
@@ -217,7 +225,8 @@ def status_lines(status: Status) -> list[str]:
         lines.append(f"outer step     {commit.outer_step}, by {commit.master}: {made}")
         lines.append(f"global model   {commit.model.name}, {_size(commit.model.size)}")
         if status.pointer is not None and status.pointer.outer_step != commit.outer_step:
-            lines.append(f"pointer        behind, at outer step {status.pointer.outer_step}")
+            where = "behind" if status.pointer.outer_step < commit.outer_step else "ahead"
+            lines.append(f"pointer        {where}, at outer step {status.pointer.outer_step}")
         lines += [
             f"refused        {o.node_id}, step {o.local_step}: it {o.reason}"
             for o in commit.refused

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +77,7 @@ DAMAGE = {
     "model missing": "the global model of outer step 2, NAME, is missing",
     "model cut": "the global model of outer step 2, NAME, has 9 bytes where SIZE were committed",
     "model rubbish": "the global model of outer step 2, NAME, can't be read: says that its header",
+    "model pipe": "the global model of outer step 2, NAME, can't be read, and has to be removed",
     "momentum missing": "the outer momentum of outer step 2, NAME, is missing",
     "old commit": "global/commits/000000000001.json is no JSON, or not wholly written yet; it is",
     "half a commit": "global/commits/000000000003.json is half a commit: nobody takes it for one",
@@ -92,8 +94,10 @@ def test_damage_is_said_with_what_mends_it(
     kind = how.partition(" ")[0]
     file = next((hub / "global").glob(f"{kind}-{2:012d}-*"), hub)
     size = file.stat().st_size
-    if how.endswith("missing"):
+    if how.endswith(("missing", "pipe")):
         file.unlink()
+        if how.endswith("pipe"):
+            os.mkfifo(file)
     elif kind == "model":
         file.write_bytes(b"\xff" * (9 if how == "model cut" else size))
     elif how == "gap":
@@ -106,6 +110,8 @@ def test_damage_is_said_with_what_mends_it(
     assert f"\nproblem        {words}" in shown
     assert main(["status", str(hub), "--json"]) == 1
     assert len(json.loads(capsys.readouterr().out)["problems"]) == (2 if kind[:2] == "mo" else 1)
+    if how == "model pipe":
+        file.unlink()  # as it says
     if kind in ("model", "momentum"):
         assert (
             "one that is resumed from its own checkpoint of that outer step writes these" in shown
