@@ -112,10 +112,11 @@ class StatefulSource:
         seed = str(state.get("seed", ""))
         if "begins" in state and _would_be_read_again(state["loader"]):
             # By ourselves: torchdata counts what it reads so, and is wrong the next time.
+            saved = host_rng_state()
             doubts = return_to(state["begins"], {})
             self._begins = Moment({})
             iterator = self._iterate(epoch, seed)
-            return Place(iterator, doubts + read_past(iterator, batch))
+            return Place(iterator, doubts + read_past(iterator, batch, saved))
         self._loader.load_state_dict(copy.deepcopy(state["loader"]))
         return Place(self._iterate(epoch, seed), [])
 
@@ -205,11 +206,12 @@ class IterableSource:
         return {} if self._begins is None else {"begins": self._begins.plain()}
 
     def resume(self, state: Mapping[str, Any], epoch: int, batch: int) -> Place:
+        saved = host_rng_state()
         held = held_generators({"loader": self._loader})
         doubts = return_to(state.get("begins"), held)
         self._begins = Moment(held)
         iterator = self._iterate()
-        return Place(iterator, doubts + read_past(iterator, batch))
+        return Place(iterator, doubts + read_past(iterator, batch, saved))
 
     def _iterate(self) -> Iterator[Any]:
         iterator = iter(self._loader)
@@ -294,11 +296,12 @@ class DataLoaderSource:
         if self._speaks and "dataset" in state:
             self._loader.dataset.load_state_dict(copy.deepcopy(state["dataset"]))
             return Place(iter(self._loader), [])
+        saved = host_rng_state()
         doubts = self._indices.replay(state)
         doubts += set_states(self._data_generators(), state.get("began_with"))
         self._began_with = states_of(self._data_generators())
         iterator = iter(self._loader)
-        return Place(iterator, doubts + read_past(iterator, batch))
+        return Place(iterator, doubts + read_past(iterator, batch, saved))
 
     def _other_workers(self, state: Mapping[str, Any]) -> list[str]:
         then, now = state.get("workers"), self._loader.num_workers
@@ -317,8 +320,12 @@ class DataLoaderSource:
         return held_generators(roots, but=[loader.generator])
 
 
-def read_past(iterator: Iterator[Any], batches: int) -> list[str]:
-    """Reads so many batches and lets them go; gives what makes the place uncertain, in words."""
+def read_past(iterator: Iterator[Any], batches: int, saved: Any) -> list[str]:
+    """Reads so many batches and lets them go; gives what makes the place uncertain, in words.
+
+    `saved` are the random numbers of the checkpoint: where reading alone comes to them, nobody else
+    had drawn any.
+    """
     after_first = None
     for _ in range(batches):
         try:
@@ -327,9 +334,9 @@ def read_past(iterator: Iterator[Any], batches: int) -> list[str]:
             return ["the pass is shorter here than the place in it that was saved"]
         if after_first is None:
             after_first = host_rng_state()
-    if after_first is not None and not is_same_state(after_first, host_rng_state()):
-        return [_DRAWS]
-    return []
+    now = host_rng_state()
+    has_drawn = after_first is not None and not is_same_state(after_first, now)
+    return [_DRAWS] if has_drawn and not is_same_state(saved, now) else []
 
 
 def _set_epoch(loader: Any, epoch: int) -> None:
