@@ -182,8 +182,7 @@ def _say(message: str) -> None:
 def _make_printable() -> None:
     """What the locale's encoding lacks is printed escaped instead of ending in an error."""
     if sys.stdout is None:  # started with standard output closed
-        # It stays open as long as the process does, as standard output would.
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - open as long as the process lives
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:

@@ -28,14 +28,13 @@ from trainer_core.census.kept_values import Keeper, Returner, Undo, UnkeptError,
 from trainer_core.census.marks import ABSENT, Mark, Marker, value_of, was_nothing
 from trainer_core.census.owners import Owner, attributes_of, owners_of
 from trainer_core.data.generators import is_generator
-from trainer_core.resuming.wording import short
+from trainer_core.resuming.wording import limited, short
 from trainer_core.saving.savable import CheckpointError
 
 logger = logging.getLogger(__name__)
 
 UNKEPT, REMADE = "unkept", "remade"
 _BUFFER, _GONE = "$buffer", "$gone"
-_MOST_TOLD = 8
 
 
 class Change(NamedTuple):
@@ -161,8 +160,7 @@ class Census:
             words += self._unknown_before(section)
         else:
             words += self._replaced(section)
-        more = len(words) - _MOST_TOLD
-        return words if more <= 0 else [*words[:_MOST_TOLD], f"attributes: {more} more like these"]
+        return list(limited("attributes", words, "more like these"))
 
     def _strangers(self, section: Mapping[str, Any]) -> Iterator[str]:
         known = {(root, path) for root, path, _ in self._owners()}

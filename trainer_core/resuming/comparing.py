@@ -13,11 +13,9 @@ from trainer_core.resuming.facts import environment
 from trainer_core.resuming.fitting import NEWER_OPTIONS
 from trainer_core.resuming.modes import strange_modes
 from trainer_core.resuming.parts import Parts
-from trainer_core.resuming.wording import same, short
+from trainer_core.resuming.wording import limited, same, short, some
 from trainer_core.wrappers import own_state
 
-_MOST_SHOWN = 8
-_MOST_NAMES = 4
 # What is in a parameter group without being an option of the optimizer, schedulers' notes included.
 _NOT_OPTIONS = frozenset(
     {"params", "param_names", "name", "initial_lr", "max_lr", "min_lr"}
@@ -49,10 +47,10 @@ def differences(
     saved = own_state(state["model"], parts.model)
     return [
         *_precision_differences(state.get("precision"), precision),
-        *_limited("config", _config_differences(state.get("config"), redact(config))),
+        *limited("config", _config_differences(state.get("config"), redact(config))),
         *_group_differences(state["optimizer"]["param_groups"], groups, names),
-        *_limited("model", _model_differences(saved, parts.model.state_dict())),
-        *_limited("model", _not_finite(state["model"])),
+        *limited("model", _model_differences(saved, parts.model.state_dict())),
+        *limited("model", _not_finite(state["model"])),
         *_section_differences(state, precision, parts, has_coordinator),
         *_schedule_differences(
             state.get("scheduler"), parts.scheduler, state["step"], "settings" in state
@@ -114,9 +112,9 @@ def _one_group(
         yield from _name_differences(list(old), new)
     extra = saved.keys() - here.keys() - NEWER_OPTIONS - _NOT_OPTIONS
     if extra:
-        yield f"options that only the saved one has: {_some(sorted(map(str, extra)))}"
+        yield f"options that only the saved one has: {some(sorted(map(str, extra)))}"
     if len(saved["params"]) != len(new):
-        words = f" ({_some(new)})" if not isinstance(old, (list, tuple)) else ""
+        words = f" ({some(new)})" if not isinstance(old, (list, tuple)) else ""
         saved_words = _number(len(saved["params"]), "parameter")
         yield f"{saved_words} saved, {len(new)} here{words}"
 
@@ -125,9 +123,9 @@ def _name_differences(saved: list[Any], here: list[str]) -> Iterator[str]:
     gone = [name for name in saved if name not in here]
     come = [name for name in here if name not in saved]
     if gone:
-        yield f"only saved: {_some(gone)}"
+        yield f"only saved: {some(gone)}"
     if come:
-        yield f"only here: {_some(come)}"
+        yield f"only here: {some(come)}"
     if not gone and not come and saved != here:
         yield "the same parameters in another order, while torch pairs them by position"
 
@@ -136,9 +134,9 @@ def _model_differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iter
     gone = [name for name in saved if name not in own]
     come = [name for name in own if name not in saved]
     if gone:
-        yield f"model: only saved: {_some(gone)}"
+        yield f"model: only saved: {some(gone)}"
     if come:
-        yield f"model: only here: {_some(come)}"
+        yield f"model: only here: {some(come)}"
     for name, tensor in own.items():
         old = saved.get(name)
         if not isinstance(old, torch.Tensor) or not isinstance(tensor, torch.Tensor):
@@ -228,18 +226,6 @@ def _environment_differences(saved: Any, device: torch.device) -> Iterator[str]:
         both = {key: value for key, value in saved.items() if key in here}
         known = {key: here[key] for key in both}
         yield from _value_differences("environment", both, known)
-
-
-def _limited(what: str, lines: Iterator[str]) -> Iterator[str]:
-    everything = list(lines)
-    yield from everything[:_MOST_SHOWN]
-    if len(everything) > _MOST_SHOWN:
-        yield f"{what}: {len(everything) - _MOST_SHOWN} more differences"
-
-
-def _some(names: Sequence[Any]) -> str:
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(map(str, names[:_MOST_NAMES])) + more
 
 
 def _number(count: int, noun: str) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ckpttool.errors import UnreadableError
+from trainer_core.resuming.wording import some
 from trainer_core.state import CheckpointError
 
 _NUMERIC_DTYPES = (
@@ -98,11 +99,10 @@ def _what_torch_says(error: pickle.UnpicklingError) -> str:
 
 
 def _refusal(path: str, names: list[str]) -> str:
-    shown = ", ".join(names[:_MOST_NAMES])
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return (
-        f"{path}: needs {shown}{more}, which safe loading refuses. If you trust whoever wrote the "
-        "file, and only then, weights_only=False loads it: the file may then run any code."
+        f"{path}: needs {some(names, _MOST_NAMES)}, which safe loading refuses. If you trust "
+        "whoever wrote the file, and only then, weights_only=False loads it: the file may then "
+        "run any code."
     )
 
 

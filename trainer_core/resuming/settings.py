@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from trainer_core.resuming.wording import same, short
+from trainer_core.resuming.wording import limited, same, short
 
-_MOST_SHOWN = 8
+_MORE = "more settings differ"
 _PLAIN = (type(None), bool, int, float, str)
 # In a parameter group without being an option; `initial_lr` is what `lr` was before a schedule.
 _NOT_OPTIONS = frozenset({"params", "param_names", "name", "initial_lr"})
@@ -70,8 +70,8 @@ class Settings:
         if not isinstance(saved, Mapping):
             return []
         overruled = [
-            *self._limited("optimizer", self._group_differences(saved, may_stay)),
-            *self._limited("scheduler", self._schedule_differences(saved, may_stay)),
+            *limited("optimizer", self._group_differences(saved, may_stay), _MORE),
+            *limited("scheduler", self._schedule_differences(saved, may_stay), _MORE),
         ]
         return [
             *self._kind_differences(saved),
@@ -143,13 +143,6 @@ class Settings:
                 continue  # a loader that does not say so
             more = "; the place in the data is counted in batches" if name == "batch_size" else ""
             yield f"{name}: {short(then)} was saved, it is {short(here)} here, which counts{more}"
-
-    @staticmethod
-    def _limited(what: str, lines: Iterator[str]) -> Iterator[str]:
-        everything = list(lines)
-        yield from everything[:_MOST_SHOWN]
-        if len(everything) > _MOST_SHOWN:
-            yield f"{what}: {len(everything) - _MOST_SHOWN} more settings differ"
 
 
 def _changed(saved: Any, here: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:

@@ -7,15 +7,15 @@ is for an optimizer: whoever catches torch's own catches this. The cause is kept
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from trainer_core.resuming.wording import some
 from trainer_core.state import CheckpointError
 from trainer_core.wrappers import own_state
 
-_MOST_NAMES = 4
 _MOST_WORDS = 2000
 _WAYS = {
     "model": "loads what fits",
@@ -65,9 +65,6 @@ def _what_is_unlike(saved: Any, module: Any) -> str:
         "only in the checkpoint": [name for name in saved if name not in own],
         "of another shape": shapes,
     }
-    return "; ".join(f"{len(some)} {what}: {_some(some)}" for what, some in lists.items() if some)
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(names[:_MOST_NAMES]) + more
+    return "; ".join(
+        f"{len(names)} {what}: {some(names)}" for what, names in lists.items() if names
+    )
