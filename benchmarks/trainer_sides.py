@@ -60,26 +60,27 @@ class Clock:
 
 
 class Model(torch.nn.Module):
-    """Gives its loss as a mapping, which every side takes; keeps it, and when it was first used."""
+    """Gives its loss as a mapping, which every side takes, and keeps it."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
         self.inner = CharTransformer(
             VOCABULARY, POSITIONS, width=size.width, layers=size.layers, heads=4
         )
-        self.first_used: float | None = None
         self.loss = torch.tensor(0.0)
 
     def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
-        if self.first_used is None:
-            self.first_used = time.perf_counter()
         loss = self.inner(inputs, targets)
         self.loss = loss.detach()
         return {"loss": loss}
 
 
 class Side:
-    """One way to train: `model`, `optimizer` and `scheduler` are new, and the same on all sides."""
+    """One way to train: `model`, `optimizer` and `scheduler` are new, and the same on all sides.
+
+    `first_used` is when the model was first called. The model itself does not keep it: ours would
+    restore that, too.
+    """
 
     name = ""
     needs: tuple[str, ...] = ()
@@ -88,10 +89,16 @@ class Side:
         torch.manual_seed(0)
         self.size, self.where, self.clock = size, where, Clock()
         self.model = Model(size)
+        self.first_used: float | None = None
+        self.model.register_forward_pre_hook(self._note_use)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, lambda step: 1 / (1 + step / 100)
         )
+
+    def _note_use(self, *_: object) -> None:
+        if self.first_used is None:
+            self.first_used = time.perf_counter()
 
     def loader(self) -> Any:
         return DataLoader(Examples(), batch_size=self.size.batch, collate_fn=self.clock)

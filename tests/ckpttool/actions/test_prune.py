@@ -133,6 +133,7 @@ def test_what_happens_between_plan_and_deletion(tmp_path: Path) -> None:
 
 
 def test_two_at_once(tmp_path: Path) -> None:
+    """One waits for the other, or is refused by name where that takes long, as on a busy disk."""
     make_run(tmp_path, *range(30))
     command = [sys.executable, "-m", "ckpttool", "prune", str(tmp_path), "--keep-last", "2", "-y"]
     running = [
@@ -140,7 +141,9 @@ def test_two_at_once(tmp_path: Path) -> None:
         for _ in range(2)
     ]
     ends = [(process.communicate(timeout=600)[0], process.returncode) for process in running]
-    assert [code for _, code in ends] == [0, 0], ends
+    refused = [said for said, code in ends if code == 4]
+    assert sorted(code for _, code in ends) in ([0, 0], [0, 4]), ends
+    assert all(b"a writer is at work here: pid " in said for said in refused), ends
     assert steps(tmp_path) == [28, 29]
 
 

@@ -215,7 +215,10 @@ def test_a_directory_in_its_place_is_refused_with_a_way_on(tmp_path: Path) -> No
     assert names(tmp_path) == [LOCK_NAME]
 
 
-def test_a_verb_waits_a_moment_for_another_but_not_for_a_trainer(tmp_path: Path) -> None:
+def test_a_verb_waits_a_moment_for_another_but_not_for_a_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ckpttool.io.lock._FAMILY_PATIENCE_S", 300.0)
     lock = WriterLock.acquire(tmp_path, program="ckpttool undo")
     timer = threading.Timer(0.5, lock.release)
     timer.start()
@@ -225,7 +228,7 @@ def test_a_verb_waits_a_moment_for_another_but_not_for_a_trainer(tmp_path: Path)
         before = time.monotonic()
         with pytest.raises(LockedError):
             WriterLock.acquire_soon(tmp_path, program="ckpttool repair")
-        assert time.monotonic() - before < 1.5
+        assert time.monotonic() - before < 150
 
 
 def test_a_lock_without_a_token_is_a_lock(tmp_path: Path, dead: int) -> None:

@@ -12,7 +12,6 @@ import zipfile
 from collections import OrderedDict
 from functools import cache
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import pytest
@@ -42,6 +41,7 @@ from tests.ckpttool.formats.streams import (
     tensor,
     text,
 )
+from tests.timing import processor_seconds_below
 
 SYSTEM = name("os.system") + text("true") + b"\x85R"
 
@@ -141,10 +141,9 @@ def test_a_hundred_thousand_tensors_of_one_name_take_linear_time(file: Path) -> 
     count = 50_000
     keys = b"".join(integer(n) + b"\x85h\x00" for n in range(count))
     stream = PROTO_2 + tensor(storage()) + put(0) + b"0}(" + text("x") + b"}(" + keys + b"uu."
-    began = monotonic()
-    checkpoint = opened(file, container(stream, **{"0": bytes(24)}))
-    assert len(checkpoint.tensors) == count
-    assert monotonic() - began < 4
+    with processor_seconds_below(20):
+        checkpoint = opened(file, container(stream, **{"0": bytes(24)}))
+        assert len(checkpoint.tensors) == count
 
 
 def test_storages_saved_without_a_tensor_are_referred_to(file: Path) -> None:
@@ -548,6 +547,5 @@ HOSTILE = {
 @pytest.mark.parametrize("hostile", HOSTILE)
 def test_hostile_content_ends_in_an_answer_soon(hostile: str, file: Path) -> None:
     file.write_bytes(container(PROTO_2 + HOSTILE[hostile] + b".", **{"0": bytes(24)}))
-    began = monotonic()
-    look_at_everything(file)
-    assert monotonic() - began < 10
+    with processor_seconds_below(20):
+        look_at_everything(file)
