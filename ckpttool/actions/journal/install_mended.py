@@ -35,10 +35,11 @@ class InstallMended(UndoableAction):
     `made` is the path of the finished file, which lies in the operation's folder. The original gets
     a second name in that folder first, so that nobody ever finds nothing under its own; where the
     file system has no hard links it is moved there, and for a moment nothing is. Where nothing has
-    the name, the finished file simply gets it. It gets the original's mode, too.
+    the name, the finished file simply gets it. It gets the original's mode, too. With `freed`, an
+    earlier action moves away what has the name now.
     """
 
-    __slots__ = ("aside", "made", "mended", "mode", "original", "seen")
+    __slots__ = ("aside", "freed", "made", "mended", "mode", "original", "seen")
     kind = "install-mended"
 
     def __init__(
@@ -48,8 +49,11 @@ class InstallMended(UndoableAction):
         made: str | os.PathLike[str],
         why: str = "",
         seen: os.stat_result | None = None,
+        *,
+        freed: bool = False,
     ) -> None:
         super().__init__(directory, name, why)
+        self.freed = freed
         self.made = plain_name(os.path.basename(made))
         self.seen = seen
         self.aside = ""
@@ -76,7 +80,8 @@ class InstallMended(UndoableAction):
             self.mended = look_at(places.aside, self.made)
             status = places.home.status(self.name)
         if status is not None:
-            self.original = Identity.of(status)
+            if not self.freed:
+                self.original = Identity.of(status)
             self.mode = stat.S_IMODE(status.st_mode) if stat.S_ISREG(status.st_mode) else None
         if self.seen is not None and not Identity.of(self.seen).is_that_of(self.original):
             raise self.refuse("has changed since it was looked at; run it again")

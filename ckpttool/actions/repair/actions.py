@@ -14,6 +14,7 @@ from ckpttool.actions.journal.moves import (
     SetAside,
 )
 from ckpttool.actions.journal.rename_step import RenameStep
+from ckpttool.actions.repair.deeds import frees_names
 from ckpttool.checks.verify import verify_as
 from ckpttool.errors import FormatError, RefusedError, UnreadableError, WriteError
 from ckpttool.model.manifest import read_manifest
@@ -109,7 +110,7 @@ def _action(home: str, deed: Deed, plan: RepairPlan, mended: MendedFiles) -> Und
     if deed.verb == "rename":
         return RenameStep(home, name, _target(deed), why)
     if deed.verb == "mend":
-        return _install(home, deed, why, mended)
+        return _install(home, deed, why, mended, plan)
     if deed.verb == "chmod":
         assert deed.status is not None
         assert deed.mode is not None
@@ -122,8 +123,12 @@ def _target(deed: Deed) -> str:
     return deed.target
 
 
-def _install(home: str, deed: Deed, why: str, mended: MendedFiles) -> UndoableAction:
+def _install(
+    home: str, deed: Deed, why: str, mended: MendedFiles, plan: RepairPlan
+) -> UndoableAction:
     target = _target(deed)
+    if target in frees_names(plan.deeds):
+        return InstallMended(home, target, mended.of(deed.path).path, why, freed=True)
     try:
         seen = os.lstat(os.path.join(home, target))
     except FileNotFoundError:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    import os
+    from collections.abc import Iterable
 
     from ckpttool.actions.repair.look import Entry
     from ckpttool.mending.plan import Mending
@@ -17,7 +18,7 @@ RENAME = "rename"
 MODES = "modes"
 POINTER = "pointer"
 KINDS = (TEMPORARIES, MEND, SET_ASIDE, RENAME, MODES, POINTER)
-"""What a repair can do, in the order in which it does it."""
+"""What a repair can do, in the order in which it does it; see `in_order`."""
 
 
 class Options(NamedTuple):
@@ -138,3 +139,24 @@ def set_aside(kind: str, entry: Entry, why: str) -> Deed:
         status=entry.status,
         step=entry.step,
     )
+
+
+def frees_names(deeds: Iterable[Deed]) -> dict[str, Deed]:
+    """The deeds after which nothing has the name any more that their file had, by that name."""
+    return {os.path.basename(one.path): one for one in deeds if one.verb in ("set-aside", "rename")}
+
+
+def in_order(deeds: Iterable[Deed]) -> list[Deed]:
+    """By kind, in the order of KINDS; but what frees a name comes before what takes it."""
+    by_kind = sorted(deeds, key=lambda deed: KINDS.index(deed.kind))
+    freeing = frees_names(by_kind)
+    ordered: dict[int, Deed] = {}
+    for deed in by_kind:
+        chain: dict[int, Deed] = {}
+        one: Deed | None = deed
+        while one is not None and id(one) not in chain and id(one) not in ordered:
+            chain[id(one)] = one
+            one = None if one.target is None else freeing.get(one.target)
+        for key in reversed(chain):
+            ordered[key] = chain[key]
+    return list(ordered.values())

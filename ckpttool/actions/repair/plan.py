@@ -6,7 +6,6 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.actions.repair.deeds import (
-    KINDS,
     MEND,
     RENAME,
     SET_ASIDE,
@@ -15,6 +14,7 @@ from ckpttool.actions.repair.deeds import (
     Kept,
     Left,
     Options,
+    in_order,
 )
 from ckpttool.actions.repair.misnamed import with_renames
 from ckpttool.actions.repair.modes import plan_modes
@@ -230,8 +230,7 @@ def decide(look: Look, options: Options, mender: Mender) -> RepairPlan:
     deeds += pointer.deeds
     plan.left += pointer.left
     plan.aim = pointer.aim
-    chosen = [deed for deed in deeds if deed.kind in options.only]
-    plan.deeds = sorted(chosen, key=lambda deed: KINDS.index(deed.kind))
+    plan.deeds = in_order(deed for deed in deeds if deed.kind in options.only)
     if plan.loses:  # else nothing is taken from anywhere
         plan.source = _source(look, options)
     return plan

@@ -289,6 +289,25 @@ def test_other_files_may_change_meanwhile(run: Path) -> None:
     assert ids(run) == []
 
 
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_misnamed_file_makes_room_for_a_leftover(
+    damaged: bool, run: Path, dead_pid: int, tmp_path: Path
+) -> None:
+    """Step 4 has the name of step 6, and what was to become step 6 lies beside it."""
+    put(run, 6, step_bytes(4))
+    put(run, 4, b"")
+    left = run / f".{name(6)}.tmp-{dead_pid}"
+    left.write_bytes(flipped(6) if damaged else step_bytes(6))
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    repaired(run)
+    for step in (2, 4, 6):
+        assert (run / name(step)).read_bytes() == step_bytes(step)
+    assert not left.exists()
+    undo(run)
+    shutil.rmtree(run / ".quarantine")
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
+
+
 # ---- undo
 
 
