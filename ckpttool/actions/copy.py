@@ -118,8 +118,9 @@ def plan_copy(
     if with_pointer and not into:
         raise WriteError(destination, "is not a directory, so it can have no pointer")
     target = os.path.join(destination, file.name) if into else destination
-    if not into and not os.path.isdir(os.path.dirname(target) or "."):
-        raise WriteError(os.path.dirname(target), "is not a directory")
+    if not into and not os.path.isdir(parent := os.path.dirname(target) or os.curdir):
+        there = os.path.lexists(parent)
+        raise WriteError(parent, "is not a directory" if there else "does not exist: make it first")
     _check_target(file.path, target, force)
     plan = Plan()
     if into and not os.path.isdir(destination):

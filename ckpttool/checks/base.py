@@ -63,10 +63,12 @@ class FileVerdict:
     `recorded_size` and `sha256` are those of what the pointer and the manifest record of it: the
     file called `recorded_name`, for a sharded step its metadata. The hash is None where nothing
     records one. `too_large` says that reading it stopped at a limit, and nothing else is known.
+    `places` are the paths, by name, of files of a sharded step that lie elsewhere: moved back, they
+    make it valid.
     """
 
     __slots__ = (
-        *("checksums", "name", "path", "recorded_name", "recorded_size"),
+        *("checksums", "name", "path", "places", "recorded_name", "recorded_size"),
         *("sha256", "size", "state", "step", "too_large"),
     )
 
@@ -83,6 +85,7 @@ class FileVerdict:
         self.recorded_size: int | None = size
         self.sha256: str | None = None
         self.too_large = False
+        self.places: dict[str, str] = {}
 
     @property
     def is_valid(self) -> bool:
@@ -91,11 +94,14 @@ class FileVerdict:
 
     def as_dict(self) -> dict[str, Any]:
         """The verdict as plain data."""
-        names = set(self.__slots__) - {"recorded_name", "recorded_size", "too_large"}
+        names = set(self.__slots__) - _NOT_TOLD
         return {name: getattr(self, name) for name in sorted(names)}
 
     def __repr__(self) -> str:
         return f"FileVerdict({self.path!r}, {self.state})"
+
+
+_NOT_TOLD = frozenset(("places", "recorded_name", "recorded_size", "too_large"))
 
 
 class FileSubject:
@@ -128,6 +134,19 @@ class FileSubject:
         self.anomalies: list[Anomaly] = []
         self._by_code: dict[str, list[Anomaly]] | None = None
         self._by_record: dict[str, tuple[str, ...]] | None = None
+
+    @property
+    def unpickled_by(self) -> str | None:
+        """What unpickles it without an allow-list, whoever asks; None where that can be chosen."""
+        return None
+
+    @property
+    def all_must_be_known(self) -> bool:
+        """Whether its writer names nothing but what is known here, so that the rest is an attack.
+
+        Only where `unpickled_by` is not None.
+        """
+        return False
 
     def seen(self, *codes: str) -> Iterator[Anomaly]:
         """The anomalies with these codes, in the order in which they were noticed."""
@@ -240,8 +259,10 @@ class DirectorySubject:
 
     @property
     def comes_back(self) -> bool:
-        """Whether `repair` makes a valid step of one that only has the wrong name."""
-        misnamed = any(it.verdict.state == "wrong-step" for it in self.examined)
+        """Whether `repair` makes a valid step of one that, or whose files, have wrong names."""
+        misnamed = any(
+            it.verdict.state == "wrong-step" or it.verdict.places for it in self.examined
+        )
         return misnamed or bool(self.whole_temporaries)
 
     def go_back(self, name: str) -> str:

@@ -5,7 +5,17 @@ An entry is the check's own class: `id`, `severity`, `title`, `meaning`, `why`, 
 
 from __future__ import annotations
 
-from ckpttool.checks import books, container, directory, pointer, schema, sharded, trust, values
+from ckpttool.checks import (
+    books,
+    container,
+    directory,
+    pointer,
+    schema,
+    sharded,
+    sharded_places,
+    trust,
+    values,
+)
 from ckpttool.checks.base import Check
 
 FAMILIES = {
@@ -20,7 +30,9 @@ FAMILIES = {
 
 CATALOGUE: dict[str, type[Check]] = {
     check.id: check
-    for family in (pointer, container, schema, sharded, trust, directory, books, values)
+    for family in (
+        *(pointer, container, schema, sharded, sharded_places, trust, directory, books, values),
+    )
     for check in family.CHECKS
 }
 

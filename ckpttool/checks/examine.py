@@ -131,6 +131,8 @@ def not_reached(
 ) -> Result:
     """The result for a file whose content was not looked at; `state` and `findings` say why."""
     verdict = FileVerdict(step, os.path.basename(path), path, size, state, "not reached")
+    if os.path.isdir(path):  # whose size is nothing that anybody records
+        verdict.recorded_size = None
     return Result(verdict, findings, None)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ckpttool.checks.base import DirectoryCheck, DirectorySubject, quoted
+from ckpttool.checks import whole_file
+from ckpttool.checks.base import DirectoryCheck, DirectorySubject, Examined, quoted
 from ckpttool.findings import Finding, Place, Severity
 from ckpttool.model.names import POINTER_NAME
 
@@ -18,24 +19,41 @@ class PointerCheck(DirectoryCheck):
     @classmethod
     def say(cls, subject: DirectorySubject, words: str, **facts: Any) -> Finding:
         """A finding about the pointer, with the command that rewrites it where that is possible."""
-        if subject.newest is not None:
+        if (unknown := _unknown_above(subject)) is not None:
+            remedy = subject.go_back(unknown)
+        elif subject.newest is not None:
             remedy = subject.command(_verb(subject))
         else:
-            remedy = subject.command("repair") if subject.comes_back else _NO_VALID
+            back = subject.comes_back or any(map(_may_be_mended, subject.examined))
+            remedy = subject.command("repair") if back else _NO_VALID
         return cls.finding(Place(subject.directory.pointer.path), words, remedy, **facts)
 
 
+def _may_be_mended(item: Examined) -> bool:
+    """Whether a damaged file has anything in it that could come back."""
+    nothing = any(finding.id in _NOTHING_LEFT for finding in item.findings)
+    return item.entry.is_regular and item.verdict.state == "damaged" and not nothing
+
+
+_NOTHING_LEFT = frozenset({whole_file.Empty.id, whole_file.AllZero.id})
+
+
+def _unknown_above(subject: DirectorySubject) -> str | None:
+    """The name of a step that nobody can check and that may be the newest: none moves past it."""
+    floor = -1 if subject.newest is None else subject.newest.step or 0
+    unknown = (item.verdict for item in subject.examined if item.verdict.state == "unreadable")
+    return next((verdict.name for verdict in unknown if (verdict.step or 0) > floor), None)
+
+
 def _verb(subject: DirectorySubject) -> str:
-    """What moves the pointer: `repair`, where a newer file may come back or get its own name."""
-    newest = -1 if subject.newest is None else subject.newest.step
-    mendable = (
-        item.verdict.state in _MAY_COME_BACK and (item.verdict.step or 0) > (newest or 0)
-        for item in subject.examined
-    )
-    return "repair" if any(mendable) else "fix-pointer"
+    """What moves the pointer: `repair`, where more than the pointer is wrong, or more comes back.
 
-
-_MAY_COME_BACK = frozenset({"damaged", "wrong-step"})
+    A step that is not valid would still be there after `fix-pointer`, and so would what a writer
+    left, which may be the newest step: a quick look does not tell.
+    """
+    invalid = any(not item.verdict.is_valid for item in subject.examined)
+    left = any(other.temporary is not None for other in subject.directory.others)
+    return "repair" if invalid or left else "fix-pointer"
 
 
 class PointerMissing(PointerCheck):
@@ -115,7 +133,10 @@ class PointerDangling(PointerCheck):
     title = "The pointer's target is missing"
     meaning = "latest.json names a step file that does not exist."
     why = "The file was pruned, moved or never arrived, or the pointer was copied without it."
-    mends = "`ckpttool fix-pointer` moves it to the highest valid step; or bring the file back."
+    mends = (
+        "`ckpttool fix-pointer` moves it to the highest valid step, `ckpttool repair` where a step"
+        " is not valid or a writer left something, which may be what is missing."
+    )
 
     @classmethod
     def look(cls, subject: DirectorySubject) -> Iterator[Finding]:
@@ -225,11 +246,14 @@ class PointerRecordDiffers(PointerCheck):
         target = subject.verdict(pointer.file or "")
         if pointer.target is None or target is None:
             return
+        actual = target.recorded_size
+        if actual is None:
+            return  # there is nothing to compare: that it is missing is said of the step
         size = pointer.extra.get("size")
-        if size is not None and size != target.recorded_size:
-            recorded, actual = size if isinstance(size, int) else None, target.recorded_size
-            has = "is no file" if actual is None else f"has {actual:,}"
-            words = f"the pointer records {_recorded(size)} bytes, {target.recorded_name} {has}"
+        if size is not None and size != actual:
+            recorded = size if isinstance(size, int) else None
+            words = f"the pointer records {_recorded(size)} bytes, {target.recorded_name} has"
+            words += f" {actual:,}"
             yield cls.differ(subject, words, recorded=recorded, size=actual)
             return
         sha256 = pointer.extra.get("sha256")

@@ -39,14 +39,13 @@ def read_records(
     `records` what is still to be compared by its SHA-256. No shard is opened.
     """
     for by, tree in trees.items():
-        if isinstance(tree, dict) and KEY in tree:
-            found = _recorded(tree[KEY], by)
-            if found is None:
-                problem = f'its "{KEY}" is {what(tree[KEY])}, no record of sizes and SHA-256'
-                yield Anomaly("sharded-rank-differs", by, problem=problem)
-                records.clear()
-                return
-            records += found
+        found = recorded_by(tree, by)
+        if found is None:
+            problem = f'its "{KEY}" is {what(tree[KEY])}, no record of sizes and SHA-256'
+            yield Anomaly("sharded-rank-differs", by, problem=problem)
+            records.clear()
+            return
+        records += found
     yield from _strangers(sharded, trees, {one.shard for one in records})
     sizes = sharded.listed.sizes
     there = [one for one in records if one.shard in sizes]
@@ -66,8 +65,11 @@ def compare(records: list[Recorded], sha256: str) -> Iterator[Anomaly]:
             yield Anomaly("sharded-shard-differs", one.shard, problem=problem)
 
 
-def _recorded(value: Any, by: str) -> list[Recorded] | None:
-    """The records in a rank's file; None where they make no sense."""
+def recorded_by(tree: Any, by: str) -> list[Recorded] | None:
+    """The records in a rank's file, none where it has no such key; None where they are nonsense."""
+    if not isinstance(tree, dict) or KEY not in tree:
+        return []
+    value = tree[KEY]
     if not isinstance(value, dict):
         return None
     found = []

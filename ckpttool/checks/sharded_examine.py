@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Any
 from ckpttool.checks import container as container_checks
 from ckpttool.checks import trust as trust_checks
 from ckpttool.checks.base import FileSubject, FileVerdict
-from ckpttool.checks.sharded import CHECKS, ShardedSubject, grouped
+from ckpttool.checks.sharded import CHECKS
+from ckpttool.checks.sharded_check import RESUME_EARLIER, UNPICKLES, ShardedSubject, grouped
 from ckpttool.errors import UnreadableError
 from ckpttool.findings import Finding, Severity
 from ckpttool.formats.anomaly import Anomaly
 from ckpttool.model.inert import integer, what
 from ckpttool.model.schema import TrainingFacts
-from ckpttool.model.sharded import TRAINER_NAME, ShardedStep, is_plain, rank_of
+from ckpttool.model.sharded import TRAINER_NAME, ShardedStep, rank_of
 from ckpttool.model.sharded_listing import METADATA_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from ckpttool.checks.examine import Depth, Result
     from ckpttool.checks.measure import Workers
@@ -33,12 +34,35 @@ _MISSING |= {"sharded-rank-missing", "sharded-shard-missing"}
 _WRONG_FILE = "put the step's own trainer.pt in its place, or resume from another step"
 
 
-def examine_sharded(path: str, step: int | None, depth: Depth, workers: Workers) -> Result:
+class MetadataSubject(FileSubject):
+    """`.metadata`: torch unpickles it with `pickle.load`, and writes no classes but its own."""
+
+    __slots__ = ()
+
+    @property
+    def unpickled_by(self) -> str:
+        """Whoever loads the step."""
+        return UNPICKLES
+
+    @property
+    def all_must_be_known(self) -> bool:
+        """It names torch's own classes, and plain ones."""
+        return True
+
+
+def examine_sharded(
+    path: str,
+    step: int | None,
+    depth: Depth,
+    workers: Workers,
+    places: Mapping[str, str] | None = None,
+) -> Result:
     """Looks at the directory `path`; `step` is the number in its name, None for any other name.
 
-    Raises UnreadableError where the directory, or `.metadata`, cannot be read.
+    With `places` it is looked at as if those files lay in it: see `ShardedStep`. Raises
+    UnreadableError where the directory, or `.metadata`, cannot be read.
     """
-    with ShardedStep(path, depth.limits) as sharded:
+    with ShardedStep(path, depth.limits, places) as sharded:
         return judge_sharded(sharded, step, depth, workers)
 
 
@@ -52,6 +76,8 @@ def judge_sharded(
     found += _metadata_findings(sharded)
     found += _trainer(sharded, step, depth, workers)
     found += sharded.rank_anomalies()
+    if step is not None:  # other programs keep what they like in directories of their own
+        found += _foreign(sharded)
     if workers is not None:
         records: list[Recorded] = []
         found += _ranks(sharded, step, depth, workers, records)
@@ -65,6 +91,10 @@ def judge_sharded(
     for check in CHECKS:
         findings += check.look(subject)
     _say_could_not_check(findings)
+    if step is None:
+        for finding in findings:
+            if finding.remedy == RESUME_EARLIER:
+                finding.remedy = "copy it again from its source: nothing mends it here"
     verdict = _verdict(sharded, step, anomalies, findings, depth)
     return Result(verdict, findings, sharded.trainer or TrainingFacts(None))
 
@@ -75,7 +105,7 @@ def _metadata_findings(sharded: ShardedStep) -> Iterator[Finding]:
     if checkpoint is None:
         return
     mode = os.fstat(checkpoint.reader.fileno()).st_mode
-    subject = FileSubject(checkpoint.path, checkpoint, TrainingFacts(None), None, mode)
+    subject = MetadataSubject(checkpoint.path, checkpoint, TrainingFacts(None), None, mode)
     subject.anomalies.extend(checkpoint.anomalies)
     if checkpoint.kind not in ("dcp-metadata", "pickle"):
         code = {"empty": "empty", "zeros": "all-zero"}.get(checkpoint.kind, "other-kind")
@@ -111,19 +141,21 @@ def _trainer(
         said = "has no world size" if isinstance(about, dict) else f"is {what(about)}"
         problem = f'its "sharded" {said}, so nothing says that these shards belong to it'
         yield Anomaly("sharded-trainer-differs", problem=problem)
-    elif missing := [name for name in _named_files(about) if name not in sharded.listed.sizes]:
+    elif missing := _missing(sharded):
         shown = ", ".join(name[:80] for name in missing[:3])
         problem = f"it names {len(missing):,} files that are missing: {shown}"
         yield Anomaly("sharded-trainer-differs", problem=problem)
 
 
-def _named_files(about: Any) -> list[str]:
-    """The names of files beside it that `trainer.pt` lists, but for those of ranks."""
-    files = about.get("files") if isinstance(about, dict) else None
-    if not isinstance(files, (list, tuple, dict)):
-        return []
-    names = [name for name in files if isinstance(name, str) and is_plain(name)]
-    return [name for name in names if rank_of(name) is None]
+def _missing(sharded: ShardedStep) -> list[str]:
+    """The files that `trainer.pt` lists and that are not there, but for those of ranks."""
+    names = (name for name in sharded.trainer_files if rank_of(name) is None)
+    return [name for name in names if name not in sharded.listed.sizes]
+
+
+def _foreign(sharded: ShardedStep) -> Iterator[Anomaly]:
+    if names := sharded.foreign_names():
+        yield Anomaly("sharded-foreign", files=names)
 
 
 def _ranks(

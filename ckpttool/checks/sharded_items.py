@@ -13,6 +13,7 @@ from ckpttool.checks import container as container_checks
 from ckpttool.checks import trust as trust_checks
 from ckpttool.checks import whole_file
 from ckpttool.checks.base import FileSubject
+from ckpttool.checks.sharded_check import UNPICKLES
 from ckpttool.errors import UnreadableError
 from ckpttool.findings import Place
 from ckpttool.formats.anomaly import Anomaly
@@ -39,13 +40,22 @@ _SMALL = 1 << 20
 
 
 class ItemSubject(FileSubject):
-    """One entry of a shard. Places in it are the shard's, and name the entry."""
+    """One entry of a shard. Places in it are the shard's, and name the entry.
 
-    __slots__ = ("name",)
+    `is_object` says that it is no tensor: then torch loads it with `weights_only=False`.
+    """
 
-    def __init__(self, path: str, checkpoint: Checkpoint, name: str) -> None:
+    __slots__ = ("is_object", "name")
+
+    def __init__(self, path: str, checkpoint: Checkpoint, name: str, is_object: bool) -> None:
         super().__init__(path, checkpoint, TrainingFacts(None), None, 0)
         self.name = name
+        self.is_object = is_object
+
+    @property
+    def unpickled_by(self) -> str | None:
+        """Whoever loads the step, if it is an object."""
+        return UNPICKLES if self.is_object else None
 
     def place(self, record: str | None = None, *, key: str | None = None) -> Place:
         """A place in this entry."""
@@ -187,7 +197,7 @@ def _check_item(
     checkpoint = Checkpoint(reader.path, window, depth.limits)
     if checkpoint.kind in _NOT_READ:
         return [Anomaly("sharded-transformed", item.file)]
-    subject = ItemSubject(reader.path, checkpoint, item.name)
+    subject = ItemSubject(reader.path, checkpoint, item.name, item.offsets is None)
     subject.anomalies.extend(checkpoint.anomalies)
     container = checkpoint.container
     if container is not None:

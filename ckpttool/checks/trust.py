@@ -13,8 +13,20 @@ from ckpttool.checks.base import DirectorySubject, FileCheck, FileSubject, few, 
 from ckpttool.findings import Finding, Place, Severity
 from ckpttool.formats.anomaly import Anomaly
 
-_DO_NOT_LOAD = "do not load it with weights_only=False; find out where it came from"
+_FIND_OUT = "find out where it came from"
 _MOST = 1000  # names in the facts of one finding; a hostile file can have any number
+
+
+def _do_not_load(subject: FileSubject) -> str:
+    how = "" if subject.unpickled_by else " with weights_only=False"
+    return f"do not load it{how}; {_FIND_OUT}"
+
+
+def _loading(subject: FileSubject, without: str = "") -> str:
+    """The beginning of a sentence about what loading does; `without` is the way to do it at all."""
+    if subject.unpickled_by:
+        return f"{subject.unpickled_by} unpickles it without an allow-list, which"
+    return f"loading it{without}"
 
 
 def _paths(subject: FileSubject, trust: str) -> list[str]:
@@ -35,38 +47,58 @@ class DangerousGlobal(FileCheck):
         "The pickle names something that leads to running code: a shell, `exec`, an import, a file"
         " opened for writing, a call of something that it computes itself."
     )
-    why = "`torch.load(weights_only=False)` would run whatever the file's author chose."
+    why = (
+        "`torch.load(weights_only=False)` would run whatever the file's author chose; so would"
+        " `torch.distributed.checkpoint`, which has no other way to load `.metadata`."
+    )
     mends = "Do not load it. Find out where the file came from; resume from another step."
 
     @classmethod
     def look(cls, subject: FileSubject) -> Iterator[Finding]:
         paths = _paths(subject, "dangerous")
         if paths:
-            words = f"loading it with weights_only=False can run code: {few(paths)}"
-            yield cls.finding(subject.place(), words, _DO_NOT_LOAD, globals=paths[:_MOST])
+            how = _loading(subject, " with weights_only=False")
+            words = f"{how} can run code: {few(paths)}"
+            yield cls.finding(subject.place(), words, _do_not_load(subject), globals=paths[:_MOST])
         for anomaly in subject.seen("computed-calls", "dangerous-calls"):
             words = "loading it would call something that the file computes itself"
-            yield cls.finding(subject.place(anomaly.record), words, _DO_NOT_LOAD)
+            yield cls.finding(subject.place(anomaly.record), words, _do_not_load(subject))
 
 
 class UnknownGlobal(FileCheck):
     id = "TRU102"
     severity = Severity.WARNING
     title = "It needs classes that are not known"
-    meaning = "The pickle names classes or functions that this tool knows nothing about."
+    meaning = (
+        "The pickle names classes or functions that this tool knows nothing about. An error in the"
+        " `.metadata` of a sharded step, in which torch writes no classes but its own and plain"
+        " ones."
+    )
     why = (
         "`torch.load` refuses them, and with `weights_only=False` imports them and runs what they"
-        " say: code that the file chooses among what is installed."
+        " say: code that the file chooses among what is installed. `torch.distributed.checkpoint`"
+        " does so unasked."
     )
-    mends = "If you know them, allow just these (`torch.serialization.safe_globals`)."
+    mends = (
+        "If you know them, allow just these (`torch.serialization.safe_globals`). A sharded step"
+        " can only be left alone until you do."
+    )
 
     @classmethod
     def look(cls, subject: FileSubject) -> Iterator[Finding]:
         paths = _paths(subject, "unknown")
         if paths:
-            words = f"loading it imports {plural(len(paths), 'unknown name')}: {few(paths)}"
+            words = f"{_loading(subject)} imports {plural(len(paths), 'unknown name')}"
             remedy = "if you know them, allow just these with torch.serialization.safe_globals"
-            yield cls.finding(subject.place(), words, remedy, globals=paths[:_MOST])
+            if subject.unpickled_by:
+                remedy = f"do not load it before you know what they are; {_FIND_OUT}"
+            yield cls.finding(
+                subject.place(),
+                f"{words}: {few(paths)}",
+                remedy,
+                severity=Severity.ERROR if subject.all_must_be_known else None,
+                globals=paths[:_MOST],
+            )
 
 
 class BenignGlobals(FileCheck):
@@ -131,7 +163,8 @@ class PickleTrailing(FileCheck):
             bad = bool(names) or bool(facts.get("pickle"))
             severity = None if bad else Severity.WARNING
             place = subject.place(anomaly.record)
-            yield cls.finding(place, words, _DO_NOT_LOAD, severity=severity, **_plain(anomaly))
+            remedy = _do_not_load(subject)
+            yield cls.finding(place, words, remedy, severity=severity, **_plain(anomaly))
 
 
 class MisleadsScanners(FileCheck):
@@ -150,7 +183,7 @@ class MisleadsScanners(FileCheck):
         for anomaly in subject.seen(*MISLEADING):
             if words := misleads(anomaly):
                 place = subject.place(anomaly.record)
-                yield cls.finding(place, words, _DO_NOT_LOAD, **_plain(anomaly))
+                yield cls.finding(place, words, _do_not_load(subject), **_plain(anomaly))
 
 
 MISLEADING = ("encrypted", "header-mismatch", "duplicate-record", "case-twin-record")
@@ -193,7 +226,8 @@ class HiddenPickle(FileCheck):
                 words += f", and loading it would run code: {few(names)}"
             severity = Severity.ERROR if names else None
             place = subject.place(anomaly.record)
-            yield cls.finding(place, words, _DO_NOT_LOAD, severity=severity, **_plain(anomaly))
+            remedy = _do_not_load(subject)
+            yield cls.finding(place, words, remedy, severity=severity, **_plain(anomaly))
 
 
 class WritableByOthers(FileCheck):
@@ -288,10 +322,11 @@ class NestedPickle(FileCheck):
             words += f", which would run code: {few(names)}"
         elif unread:
             words += ", which cannot be read here and so not be judged"
-        severity = Severity.ERROR if names or unread else None
+        bad = bool(names) or unread or subject.all_must_be_known
         facts = {"count": len(inside), "dangerous": names[:_MOST]}
-        place = subject.place(inside[0].record)
-        yield cls.finding(place, words, _DO_NOT_LOAD, severity=severity, **facts)
+        place, remedy = subject.place(inside[0].record), _do_not_load(subject)
+        severity = Severity.ERROR if bad else None
+        yield cls.finding(place, words, remedy, severity=severity, **facts)
 
 
 def _plain(anomaly: Anomaly) -> dict[str, Any]:

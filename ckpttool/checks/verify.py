@@ -15,17 +15,19 @@ from ckpttool.checks import schema as schema_checks
 from ckpttool.checks import trust as trust_checks
 from ckpttool.checks import whole_file
 from ckpttool.checks.base import DirectorySubject, Examined, FileVerdict, command
-from ckpttool.checks.examine import Depth, examine, not_opened, size_of
+from ckpttool.checks.examine import Depth, Result, examine, not_opened, size_of
 from ckpttool.checks.hashing import FileHashes
 from ckpttool.checks.measure import Meter, Workers
-from ckpttool.checks.sharded import RESUME_EARLIER
+from ckpttool.checks.sharded_check import RESUME_EARLIER
+from ckpttool.checks.sharded_places import FileElsewhere, Look, find_files
 from ckpttool.errors import UnreadableError
 from ckpttool.findings import Finding, Severity
 from ckpttool.formats.limits import DEFAULT_LIMITS, ReaderLimits
+from ckpttool.io.processes import process_is_alive
 from ckpttool.model.books import Books, read_books
 from ckpttool.model.directory import CheckpointDirectory, Other, StepFile, scan
 from ckpttool.model.names import parse_step_name
-from ckpttool.model.records import Records
+from ckpttool.model.records import Records, read_records
 from ckpttool.model.sharded_listing import holds_shards
 
 if TYPE_CHECKING:
@@ -130,7 +132,13 @@ def _verify_file(path: str, depth: Depth, jobs: int | None, progress: Progress |
     step = parse_step_name(os.path.basename(os.path.normpath(path)))
     with Workers(jobs, meter) as workers:
         result = examine(path, step, depth, workers)
+        if step is not None and os.path.isdir(path):
+            records = read_records(os.path.dirname(os.path.normpath(path)) or os.curdir)
+            result = find_files([Look(step, result)], records, depth, workers)[0]
     _name_remedy(result.findings, lambda: _sibling_command(path, step))
+    for finding in result.findings:
+        if finding.id == FileElsewhere.id and result.verdict.places:
+            finding.remedy = command("repair", os.path.dirname(os.path.normpath(path)) or os.curdir)
     newest = result.verdict if result.verdict.is_valid else None
     report = Report(path, result.findings, [result.verdict], newest, quick=depth.quick)
     report.facts = result.facts
@@ -206,16 +214,43 @@ def _examine_steps(
     hashed = set() if depth.quick else _to_be_hashed(directory, books)
     sizes = [file.size + _hashed_bytes(file, hashed) for file in directory.steps if file.opens]
     examined = []
+    records = Records(directory.pointer, books.manifest)
     with Workers(jobs, Meter(sum(sizes), progress)) as workers, FileHashes(workers) as hashes:
         for file in directory.steps:
             if file.name in hashed:
                 hashes.start(file)
             examined.append(_examine_step(file, depth, workers))
         found = hashes.results()
-    records = Records(directory.pointer, books.manifest)
-    for item in examined:
-        item.verdict.sha256 = found.get(item.entry.name)
-        _hold_against_records(item.verdict, records, depth)
+        for item in examined:
+            item.verdict.sha256 = found.get(item.entry.name)
+            _hold_against_records(item.verdict, records, depth)
+        return _with_files_found(directory, examined, records, depth, workers)
+
+
+def _with_files_found(
+    directory: CheckpointDirectory,
+    examined: list[Examined],
+    records: Records,
+    depth: Depth,
+    workers: Workers,
+) -> list[Examined]:
+    """The sharded steps that lack files which lie elsewhere, looked at again with these."""
+    leftovers: dict[str, list[str]] = {}
+    for other in directory.others:
+        temporary = other.temporary if stat.S_ISDIR(other.mode) else None
+        if temporary is not None and process_is_alive(temporary.pid) is False:
+            leftovers.setdefault(temporary.target, []).append(other.path)
+    sharded = [item for item in examined if item.entry.is_sharded]
+    looks = [
+        Look(
+            item.entry.step,
+            Result(item.verdict, item.findings, item.facts),
+            leftovers.get(item.entry.name, ()),
+        )
+        for item in sharded
+    ]
+    for item, result in zip(sharded, find_files(looks, records, depth, workers), strict=True):
+        item.findings = result.findings
     return examined
 
 
@@ -304,6 +339,8 @@ def _name_remedies(subject: DirectorySubject, item: Examined) -> None:
         elif finding.remedy == RESUME_EARLIER and subject.newest is not None:
             finding.remedy = repair
         if item.entry.is_sharded and state == "wrong-step" and finding.id == _WRONG_STEP:
+            finding.remedy = repair
+        if item.verdict.places and finding.id == FileElsewhere.id:
             finding.remedy = repair
     _name_remedy(item.findings, lambda: repair if helps else _NOTHING_MENDS)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ckpttool.checks.base import FileSubject, plural, quoted
+from ckpttool.checks.base import FileSubject, command, plural, quoted
 from ckpttool.checks.container_check import (
     CUT,
     ContainerCheck,
@@ -13,6 +13,7 @@ from ckpttool.checks.container_check import (
 )
 from ckpttool.findings import Finding, Place, Severity
 from ckpttool.formats.anomaly import Anomaly
+from ckpttool.model.sharded_listing import step_with_part
 
 # torch's zip reader looks for the end record this far back from the end of the file (miniz.c,
 # mz_zip_reader_locate_header_sig: blocks of 4,096 bytes, each 4,093 before the last).
@@ -136,13 +137,19 @@ class NotACheckpoint(ContainerCheck):
         "A download or a clone brought a stand-in (a git-LFS pointer, an error page), or the file"
         " has the wrong name."
     )
-    mends = "Fetch the real file; for a git-LFS pointer, `git lfs pull`."
+    mends = (
+        "Fetch the real file; for a git-LFS pointer, `git lfs pull`. A shard or a `.metadata` is"
+        " checked with its step: verify the directory."
+    )
 
     @classmethod
     def words(cls, subject: FileSubject, anomaly: Anomaly) -> str:
         words = f"not a checkpoint but {anomaly.facts.get('words', subject.checkpoint.words)}"
         oid = subject.checkpoint.facts.get("oid")
         words = f"{words}, SHA-256 {oid}" if oid else words
+        whole = step_with_part(subject.path)
+        if whole is not None:
+            return f"{words}; it is a part of the sharded step {whole}"
         found = anomaly.facts.get("found")
         return f"{words}; that file is here: {found}" if found else words
 
@@ -153,6 +160,8 @@ class NotACheckpoint(ContainerCheck):
             found = anomaly.facts.get("found")
             here = f"cp -- {quoted(str(found))} {quoted(subject.path)}"
             remedy = here if found else "git lfs pull"
+        elif (whole := step_with_part(subject.path)) is not None:
+            remedy = command("verify", whole)
         words = cls.words(subject, anomaly)
         return cls.finding(subject.place(), words, remedy, **plain_facts(anomaly))
 

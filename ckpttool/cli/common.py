@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ckpttool.cli.sharded_paths import refuse_part
 from ckpttool.errors import RefusedError, UnreadableError
 from ckpttool.exitcodes import ExitCode
 from ckpttool.render.text import Printer, escape
@@ -35,7 +36,10 @@ class _Path(click.Path):
 
 PATH = _Path(readable=False)
 
-path_argument = click.argument("path", type=PATH, default=".", metavar="[PATH]")
+
+path_argument = click.argument(
+    "path", type=PATH, default=".", metavar="[PATH]", callback=refuse_part
+)
 
 
 def _remember_json(ctx: click.Context, _: click.Parameter, wanted: bool) -> bool:
@@ -180,27 +184,6 @@ def require_directory(path: str) -> None:
         raise UnreadableError(path, getattr(error, "strerror", None) or str(error)) from error
     if not stat.S_ISDIR(mode):
         raise UnreadableError(path, "is not a directory")
-
-
-def refuse_sharded(path: str, verb: str) -> None:
-    """UsageError for a directory of shards, where `verb` takes one file: says which take it."""
-    from ckpttool.checks.base import command
-    from ckpttool.model.names import parse_step_directory_name
-    from ckpttool.model.sharded_listing import holds_shards
-
-    if not os.path.isdir(path) or not holds_shards(path):
-        return
-    whole = os.path.normpath(path)
-    words = f"{path} is a sharded step (a directory of torch.distributed.checkpoint)"
-    words += f", and {verb} takes single files"
-    takes = [f"{command('verify', whole)} says what is wrong with it"]
-    if verb == "mend" and parse_step_directory_name(os.path.basename(whole)) is not None:
-        run = os.path.dirname(whole) or os.curdir
-        takes.append(f"{command('repair', run)} goes back to the newest step that is whole")
-    if verb != "mend":
-        exporting = command("export", whole, "-o")
-        takes.append(f"{exporting} OUT.safetensors writes its model as one file")
-    raise click.UsageError(f"{words}: {'; '.join(takes)}")
 
 
 def path_and_ids(path: str, ids: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:

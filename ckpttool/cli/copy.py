@@ -19,6 +19,7 @@ from ckpttool.cli.common import (
     with_progress,
     write_json,
 )
+from ckpttool.cli.sharded_paths import refuse_part
 from ckpttool.exitcodes import ExitCode
 from ckpttool.render.text import Printer
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
         "ckpttool copy runs/a best.pt --step 400",
     )
 )
-@click.argument("source", type=PATH, metavar="SRC")
+@click.argument("source", type=PATH, metavar="SRC", callback=refuse_part)
 @click.argument("destination", type=PATH, metavar="DEST")
 @click.option("--step", type=click.IntRange(min=0), help="Copy this step; it must be valid.")
 @click.option("--with-pointer", is_flag=True, help="Write a latest.json beside the copy, last.")

@@ -14,6 +14,7 @@ from ckpttool.cli.common import (
     finish_converting,
     with_progress,
 )
+from ckpttool.cli.sharded_paths import refuse_part
 from ckpttool.exitcodes import ExitCode
 from ckpttool.render.text import Printer
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
         "ckpttool export last.ckpt -o ema.safetensors --section ema_state_dict",
     )
 )
-@click.argument("file", type=PATH, metavar="FILE")
+@click.argument("file", type=PATH, metavar="FILE", callback=refuse_part)
 @converting_options
 @click.option("--section", metavar="NAME", help="The top-level key to export (default: the model).")
 @click.option(

@@ -12,9 +12,9 @@ from ckpttool.cli.common import (
     end_cleanly_when_terminated,
     example,
     finish_converting,
-    refuse_sharded,
     with_progress,
 )
+from ckpttool.cli.sharded_paths import refuse_part, refuse_sharded
 from ckpttool.exitcodes import ExitCode
 from ckpttool.render.text import Printer
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         "ckpttool harden whole_model.pt -o state_dict.pt",
     )
 )
-@click.argument("file", type=PATH, metavar="FILE")
+@click.argument("file", type=PATH, metavar="FILE", callback=refuse_part)
 @converting_options
 @click.option("--allow-loss", is_flag=True, help="Leave out what has no plain form.")
 def command(

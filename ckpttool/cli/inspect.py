@@ -91,6 +91,7 @@ def _inspect_file(path: str, wanted: Wanted, as_json: bool) -> ExitCode:
     from ckpttool.model.checkpoint import open_checkpoint
     from ckpttool.model.names import parse_step_file_name
     from ckpttool.model.schema import TrainingFacts
+    from ckpttool.model.sharded_listing import step_with_part
 
     with open_checkpoint(path) as checkpoint:
         step = parse_step_file_name(os.path.basename(path))
@@ -107,7 +108,7 @@ def _inspect_file(path: str, wanted: Wanted, as_json: bool) -> ExitCode:
         else:
             from ckpttool.render.file_page import show_file
 
-            command = command_line("verify", path)
+            command = command_line("verify", step_with_part(path) or path)
             show_file(Printer(), checkpoint, facts, result.findings, wanted, command)
     return _code(result.findings)
 

@@ -16,10 +16,10 @@ from ckpttool.cli.common import (
     example,
     json_option,
     output_option,
-    refuse_sharded,
     with_progress,
     write_json,
 )
+from ckpttool.cli.sharded_paths import refuse_part, refuse_sharded
 from ckpttool.exitcodes import ExitCode
 from ckpttool.render.text import Printer, escape
 
@@ -68,7 +68,7 @@ class BurstType(click.ParamType):  # type: ignore[type-arg]
         "ckpttool mend cut.pt -o what_is_left.pt --allow-loss --from step_000000000200.pt",
     )
 )
-@click.argument("file", type=PATH, metavar="FILE")
+@click.argument("file", type=PATH, metavar="FILE", callback=refuse_part)
 @output_option(required=False)
 @click.option("--allow-loss", is_flag=True, help="Write what is left, even if tensors are lost.")
 @click.option(

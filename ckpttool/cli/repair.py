@@ -82,8 +82,9 @@ def command(
 ) -> ExitCode:
     """Bring the checkpoint directory PATH back to the newest state that can be proven good.
 
-    Verifies everything and shows a plan: publish whole temporaries of writers that died, mend what
-    comes back without loss, set aside what does not, make modes alike, move the pointer. With
+    Verifies everything and shows a plan: put files of sharded steps back in their places, publish
+    whole temporaries of writers that died, mend what comes back without loss, set aside what does
+    not, make modes alike, move the pointer. With
     --apply the plan is carried out under a journal, and everything verified again. Nothing is
     deleted: what goes out of the way lies in .quarantine, and "ckpttool undo" takes all of it back.
 

@@ -12,9 +12,9 @@ from ckpttool.cli.common import (
     end_cleanly_when_terminated,
     example,
     finish_converting,
-    refuse_sharded,
     with_progress,
 )
+from ckpttool.cli.sharded_paths import refuse_part, refuse_sharded
 from ckpttool.exitcodes import ExitCode
 from ckpttool.render.text import Printer
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         "ckpttool slim views.pt -o small.pt",
     )
 )
-@click.argument("file", type=PATH, metavar="FILE")
+@click.argument("file", type=PATH, metavar="FILE", callback=refuse_part)
 @converting_options
 @click.option("--keep", multiple=True, metavar="SECTION", help="Keep only this top-level key.")
 @click.option("--drop", multiple=True, metavar="SECTION", help="Leave this top-level key out.")

@@ -326,7 +326,6 @@ _BENIGN_MODULES = frozenset(
             "torch.nn.modules.module",
             "torch.nn.modules.channelshuffle",
         ),
-        *("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem"),
         *("torch.optim.adam", "torch.optim.adamw", "torch.optim.sgd", "torch.optim.lr_scheduler"),
         *(
             "transformers.training_args",
@@ -337,11 +336,32 @@ _BENIGN_MODULES = frozenset(
     )
 )
 
+_PATHS = frozenset(
+    f"{pure}{kind}Path" for pure in ("", "Pure") for kind in ("", "Posix", "Windows")
+)
+
+# What torch's `.metadata` is made of, under the names of torch 1.12 to 2.13. Not the functions
+# beside these classes, which open and write files.
+_DCP_METADATA = frozenset(
+    (
+        *("Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata"),
+        *("BytesStorageMetadata", "ChunkStorageMetadata", "TensorProperties"),
+        *("_MEM_FORMAT_ENCODING", "MEM_FORMAT_ENCODING"),
+    )
+)
+_DCP_STORAGE = frozenset(("_StorageInfo", "_StoragePrefix"))
+
 _BENIGN_NAMES: dict[str, frozenset[str]] = {
+    "torch.distributed.checkpoint.metadata": _DCP_METADATA,
+    "torch.distributed.checkpoint.filesystem": _DCP_STORAGE,
+    "torch.distributed._shard.checkpoint.metadata": _DCP_METADATA,
+    "torch.distributed._shard.checkpoint.filesystem": _DCP_STORAGE,
+    "torch.distributed._shard.sharded_tensor.metadata": frozenset(
+        ("TensorProperties", "MEM_FORMAT_ENCODING")
+    ),
     "collections": frozenset(("defaultdict", "deque", "ChainMap", "UserDict", "UserList")),
-    "pathlib": frozenset(("Path", "PosixPath", "WindowsPath", "PurePath", "PurePosixPath"))
-    | {"PureWindowsPath"},
-    "pathlib._local": frozenset(("Path", "PosixPath", "WindowsPath", "PurePosixPath")),
+    "pathlib": _PATHS,
+    "pathlib._local": _PATHS,
     "posixpath": frozenset(("join",)),
     "copyreg": frozenset(("_reconstructor",)),
     "copy_reg": frozenset(("_reconstructor",)),

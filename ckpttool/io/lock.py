@@ -224,11 +224,11 @@ class WriterLock:
                 continue  # it was released meanwhile
             if holder.identity == self._facts["token"]:
                 return  # the link was made, though an answer that got lost said otherwise
-            if holder.is_held and holder.life not in silent:
-                raise _is_held(self.directory, holder)
             if os.path.isdir(self.path) and not os.path.islink(self.path):
                 words = f"a directory lies in the place of the lock: {_removal(self.path)}"
-                raise LockedError(self.directory, words, holder)
+                raise LockedError(self.directory, words, None)  # nobody to wait for
+            if holder.is_held and holder.life not in silent:
+                raise _is_held(self.directory, holder)
             if self._take_over(holder, temporary, now, silent):
                 self.taken_over = holder
                 return

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpttool.errors import UnreadableError
 from ckpttool.formats.anomaly import Anomaly
+from ckpttool.formats.globals import Trust
 from ckpttool.formats.limits import DEFAULT_LIMITS, ReaderLimits
 from ckpttool.model.checkpoint import Checkpoint, Section, open_checkpoint
 from ckpttool.model.inert import integer
@@ -30,13 +31,19 @@ from ckpttool.model.sharded_metadata import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from ckpttool.model.sharded_metadata import Item
 
 TRAINER_NAME = "trainer.pt"
 _RANK_FILE = re.compile(r"rank_([0-9]{5})\.pt\Z")
+_METADATA_OF_RANK = re.compile(r"__[0-9]+\.metadata\Z")
 _MOST_RANKS = 100_000
+# Finder, Explorer, KDE; NFS and FUSE for a file that is open and was deleted; NAS boxes.
+_OF_SYSTEMS = re.compile(
+    r"(\.DS_Store|\._.*|[Tt]humbs\.db|[Dd]esktop\.ini|\.directory|\.nfs[0-9a-f]+|\.fuse_hidden.*"
+    r"|\.Trash.*|\.snapshot|@eaDir|lost\+found|\.localized)\Z"
+)
 
 
 class ShardedStep:
@@ -46,12 +53,21 @@ class ShardedStep:
     the open file itself. `trainer` are the facts of `trainer.pt`, `trainer_tree` its inert content;
     both None where it is missing or cannot be read. `anomalies` is what is wrong with the parts as
     they fit each other, by names, sizes and numbers alone; their `record` is the name of a file.
+
+    `places` are paths by name: those files are taken for the ones of these names, wherever they
+    lie, and for no others. So a step can be looked at as it would be before its files are moved.
     """
 
-    def __init__(self, path: str, limits: ReaderLimits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self,
+        path: str,
+        limits: ReaderLimits = DEFAULT_LIMITS,
+        places: Mapping[str, str] | None = None,
+    ) -> None:
         self.path = path
         self.limits = limits
-        self.listed = list_sharded(path)
+        self._places = dict(places or {})
+        self.listed = list_sharded(path).with_places(path, self._places)
         self.checkpoint: Checkpoint | None = None
         self.metadata: ShardedMetadata | None = None
         self.trainer: TrainingFacts | None = None
@@ -98,12 +114,18 @@ class ShardedStep:
 
     @property
     def load_need(self) -> str:
-        """What loads it; see `Checkpoint.load_need`."""
-        return "distributed" if self.metadata is not None else "nothing"
+        """What loads it; see `Checkpoint.load_need`.
+
+        `distributed`, and `distributed-runs-code` where that runs, or may run, what `.metadata`
+        chooses.
+        """
+        if self.checkpoint is not None and self.checkpoint.trust.rank > Trust.BENIGN.rank:
+            return "distributed-runs-code"
+        return "nothing" if self.metadata is None else "distributed"
 
     def file(self, name: str) -> str:
         """The path of one of its files."""
-        return os.path.join(self.path, name)
+        return self._places.get(name) or os.path.join(self.path, name)
 
     def close(self) -> None:
         """Closes `.metadata`."""
@@ -138,6 +160,8 @@ class ShardedStep:
     def _compare(self) -> Iterator[Anomaly]:
         if problem := self.odd(METADATA_NAME):
             yield Anomaly("sharded-metadata-malformed", names=(), problem=problem)
+        elif METADATA_NAME not in self.listed.sizes and self._metadata_by_rank:
+            yield Anomaly("sharded-metadata-by-rank", ranks=len(self._metadata_by_rank))
         elif METADATA_NAME not in self.listed.sizes:
             yield Anomaly("sharded-metadata-missing", shards=len(self.listed.shards))
         elif self.metadata is not None:
@@ -174,6 +198,34 @@ class ShardedStep:
         for name in self.listed.shards if files else ():
             if name not in files:
                 yield Anomaly("sharded-stale", name, size=sizes[name])
+
+    @property
+    def _metadata_by_rank(self) -> list[str]:
+        """The metadata of each rank, as torch writes it with `use_collectives=False`."""
+        return [name for name in self.listed.sizes if _METADATA_OF_RANK.match(name)]
+
+    def foreign_names(self) -> list[str]:
+        """What lies in it and is no part of a step, folders with a slash at the end.
+
+        Without the files by which operating systems keep their own books.
+        """
+        known = {METADATA_NAME, TRAINER_NAME, *self.trainer_files, *self.listed.shards}
+        known.update(self._metadata_by_rank)
+        known.update({} if self.metadata is None else self.metadata.files())
+        return [
+            f"{name}/" if self.listed.odd.get(name) == "a directory" else name
+            for name in sorted({*self.listed.sizes, *self.listed.odd} - known)
+            if rank_of(name) is None and not _OF_SYSTEMS.match(name)
+        ]
+
+    @property
+    def trainer_files(self) -> list[str]:
+        """The names of files beside it that `trainer.pt` lists."""
+        about = self.trainer_tree.get("sharded") if isinstance(self.trainer_tree, dict) else None
+        files = about.get("files") if isinstance(about, dict) else None
+        if not isinstance(files, (list, tuple, dict)):
+            return []
+        return [name for name in files if isinstance(name, str) and is_plain(name)]
 
     def rank_anomalies(self) -> Iterator[Anomaly]:
         """Files of ranks that are missing, or of ranks that the run did not have."""

@@ -21,12 +21,16 @@ _OF_METADATA = frozenset(
 _OF_STORAGE = frozenset(
     ("torch.distributed.checkpoint.filesystem", "torch.distributed._shard.checkpoint.filesystem")
 )
+# Before torch 2.3 the properties were those of sharded tensors.
+_OF_TENSORS = _OF_METADATA | {"torch.distributed._shard.sharded_tensor.metadata"}
 _MODULES = {
     **dict.fromkeys(("Metadata", "MetadataIndex", "StorageMeta"), _OF_METADATA),
     **dict.fromkeys(("TensorStorageMetadata", "BytesStorageMetadata"), _OF_METADATA),
-    **dict.fromkeys(("ChunkStorageMetadata", "TensorProperties"), _OF_METADATA),
+    "ChunkStorageMetadata": _OF_METADATA,
+    "TensorProperties": _OF_TENSORS,
     "_StorageInfo": _OF_STORAGE,
 }
+_MEMORY_FORMAT = re.compile(r"torch\.distributed\..*\._?MEM_FORMAT_ENCODING\Z")
 _FIELDS = {
     "Metadata": frozenset(
         ("state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version")
@@ -193,7 +197,7 @@ def _properties(properties: Any) -> str | None:
     if not isinstance(requires_grad, bool) or not isinstance(pin_memory, bool):
         return "its properties have something else where yes or no belongs"
     encoded = isinstance(memory_format, Opaque) and memory_format.args in _MEMORY_FORMATS
-    if not encoded or not memory_format.path.endswith("._MEM_FORMAT_ENCODING"):
+    if not encoded or not _MEMORY_FORMAT.match(memory_format.path):
         return "its properties have a memory format that is none of torch's"
     return None
 

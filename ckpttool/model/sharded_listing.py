@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool.errors import UnreadableError
-from ckpttool.model.names import parse_step_directory_name
+from ckpttool.model.names import parse_step_directory_name, parse_step_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 METADATA_NAME = ".metadata"
 SHARD_SUFFIX = ".distcp"
@@ -34,6 +37,30 @@ class Listed(NamedTuple):
     def shards(self) -> list[str]:
         """The names of its shards."""
         return sorted(name for name in self.sizes if name.endswith(SHARD_SUFFIX))
+
+    def with_places(self, path: str, places: Mapping[str, str]) -> Listed:
+        """What would be listed if each file of `places` lay in the directory `path` by its name.
+
+        Raises UnreadableError where one of them is gone.
+        """
+        if not places:
+            return self
+        moved = {
+            name for folder, name in map(os.path.split, places.values()) if folder == bare(path)
+        }
+        sizes = {name: size for name, size in self.sizes.items() if name not in moved}
+        for name, file in places.items():
+            try:
+                sizes[name] = os.lstat(file).st_size
+            except OSError as error:
+                raise UnreadableError(file, error.strerror or str(error)) from error
+        odd = {name: kind for name, kind in self.odd.items() if name not in places}
+        return Listed(dict(sorted(sizes.items())), odd, self.mtime_ns)
+
+
+def bare(path: str) -> str:
+    """A directory's path without separators at its end, so that it begins those of its files."""
+    return path.rstrip(os.sep) or path
 
 
 _KINDS = {
@@ -71,18 +98,45 @@ def list_sharded(path: str) -> Listed:
     return Listed(dict(sorted(sizes.items())), dict(sorted(odd.items())), newest)
 
 
+def step_with_part(path: str) -> str | None:
+    """The directory of the sharded step that the file `path` is a shard or the metadata of.
+
+    None for any other file, and for a `.metadata` beside which nothing is a shard.
+    """
+    folder, name = os.path.split(path)
+    if name != METADATA_NAME and not name.endswith(SHARD_SUFFIX):
+        return None
+    step = os.path.realpath(folder) if folder in ("", os.curdir) else folder
+    if not os.path.lexists(path) or os.path.isdir(path) or not holds_shards(step):
+        return None
+    if parse_step_directory_name(os.path.basename(os.path.normpath(step))) is not None:
+        return step
+    try:
+        return step if any(one.endswith(SHARD_SUFFIX) for one in os.listdir(step)) else None
+    except OSError:
+        return None
+
+
 def holds_shards(path: str) -> bool:
-    """Whether the directory `path`, whatever its name, is one that DCP wrote, or began to write."""
+    """Whether the directory `path`, whatever its name, is one that DCP wrote, or began to write.
+
+    A directory with steps in it is a run's, even with a shard astray in it.
+    """
     try:
         kind = os.lstat(os.path.join(path, METADATA_NAME)).st_mode
     except OSError:
         kind = 0
-    name = os.path.basename(os.path.normpath(path))
+    is_step = parse_step_directory_name(os.path.basename(os.path.normpath(path))) is not None
     # Other programs have directories of this name.
-    if kind and (not stat.S_ISDIR(kind) or parse_step_directory_name(name) is not None):
+    found = bool(kind) and (is_step or not stat.S_ISDIR(kind))
+    if found and is_step:
         return True
     try:
         with os.scandir(path) as entries:
-            return any(entry.name.endswith(SHARD_SUFFIX) for entry in entries)
+            for entry in entries:
+                if not is_step and parse_step_name(entry.name) is not None:
+                    return False
+                found = found or entry.name.endswith(SHARD_SUFFIX)
     except OSError:
-        return False
+        return found
+    return found

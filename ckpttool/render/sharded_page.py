@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from ckpttool.render.text import Printer
 
 _KIND = "a sharded checkpoint (torch.distributed.checkpoint)"
+_LOAD = {
+    "distributed": "torch.distributed.checkpoint.load; it unpickles .metadata",
+    "distributed-runs-code": "do not: torch.distributed.checkpoint.load unpickles .metadata, which"
+    " runs code that the file chooses",
+}
 _MOST_SHARDS = 40
 
 
@@ -71,7 +76,8 @@ def _facts(sharded: ShardedStep) -> Iterator[tuple[str, str]]:
         count = plural(len(metadata.tensors), "tensor")
         yield "tensors", f"{count} in {plural(pieces, 'piece')}, {size_text(nbytes)}"
         yield "objects", ", ".join(map(escape, [few(list(metadata.objects))]))
-        yield "load", "torch.distributed.checkpoint.load; it unpickles .metadata"
+    if (need := sharded.load_need) in _LOAD:
+        yield "load", _LOAD[need]
     world = sharded.world_size
     if world is not None or sharded.ranks:
         of = "" if world is None else f" of {world:,}"

@@ -32,6 +32,7 @@ LOAD_SHORT = {
     "allow-list": "allow-list",
     "weights_only=False": "weights_only=False",
     "distributed": "dcp.load",
+    "distributed-runs-code": "runs code",
     "nothing": "-",
 }
 

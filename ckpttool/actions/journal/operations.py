@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.actions.journal import file as journal_file
+from ckpttool.actions.journal.arrange_files import ArrangeFiles
 from ckpttool.actions.journal.file import Journal, in_words, open_journal
 from ckpttool.actions.journal.moves import (
     ChangeMode,
@@ -47,6 +48,7 @@ KINDS: dict[str, type[UndoableAction]] = {
     action.kind: action
     for action in (
         *(SetAside, PublishTemporary, RenameStep, InstallMended, ChangeMode, MovePointer),
+        ArrangeFiles,
     )
 }
 

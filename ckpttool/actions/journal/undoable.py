@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -59,7 +59,11 @@ class Identity(NamedTuple):
 
     def is_that_of(self, other: Identity | None) -> bool:
         """Whether both are the same file."""
-        if other is None or (self.kind, self.size) != (other.kind, other.size):
+        if other is None or self.kind != other.kind:
+            return False
+        if self.kind == "directory":  # its size follows from what is in it, and from the system
+            return self.ino == other.ino or self.mtime_ns == other.mtime_ns
+        if self.size != other.size:
             return False
         if self.kind == "file":
             return _is_one_time(self.mtime_ns, other.mtime_ns)
@@ -74,6 +78,20 @@ def _is_one_time(one: int, other: int) -> bool:
     """Whether two times are the same, or one is the other as it was kept less exactly."""
     low, high = min(one, other), max(one, other)
     return low == high or any(high - high % kept == low for kept in _KEPT_NS)
+
+
+def alike(identities: Iterable[Identity]) -> set[Identity]:
+    """Those that nothing but their numbers tells from another of them."""
+    found: set[Identity] = set()
+    seen: dict[tuple[str, int, int], list[Identity]] = {}
+    for one in identities:
+        seen.setdefault((one.kind, one.size, one.mtime_ns), []).append(one)
+    for (kind, size, time), same_time in seen.items():
+        coarser = {time - time % kept for kept in _KEPT_NS} - {time}
+        others = [other for at in coarser for other in seen.get((kind, size, at), [])]
+        if others or len(same_time) > 1:
+            found.update(others, same_time)
+    return found
 
 
 def look_at(folder: Folder, name: str) -> Identity | None:

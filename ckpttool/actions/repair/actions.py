@@ -6,6 +6,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
+from ckpttool.actions.journal.arrange_files import ArrangeFiles, Move, Spot
 from ckpttool.actions.journal.moves import (
     ChangeMode,
     InstallMended,
@@ -93,7 +94,33 @@ class MendedFiles:
 def actions_for(plan: RepairPlan, mended: MendedFiles) -> list[UndoableAction]:
     """The actions that carry out a plan, in its order."""
     home = plan.look.directory.path
-    return [_action(home, deed, plan, mended) for deed in plan.deeds if not _is_swept(deed)]
+    others = [deed for deed in plan.deeds if deed.verb != "arrange" and not _is_swept(deed)]
+    return [*_arranging(home, plan.deeds), *(_action(home, one, plan, mended) for one in others)]
+
+
+def _arranging(home: str, deeds: list[Deed]) -> list[UndoableAction]:
+    """One action for all files that are put in their places: they may be in each other's."""
+    arranged = [deed for deed in deeds if deed.verb == "arrange"]
+    ends = {
+        file: Spot(os.path.basename(deed.path), name)
+        for deed in arranged
+        for name, file in deed.places.items()
+    }
+    if not ends:
+        return []
+    replaced = [os.path.join(deed.path, name) for deed in arranged for name in deed.places]
+    moves = []
+    for path in dict.fromkeys([*ends, *replaced]):
+        try:
+            status = os.lstat(path)
+        except FileNotFoundError:
+            continue  # nothing has the place yet
+        except OSError as error:
+            raise UnreadableError(path, error.strerror or str(error)) from error
+        folder, name = os.path.split(path)
+        start = Spot(os.path.basename(folder), name)
+        moves.append(Move.of(status, start, ends.get(path)))
+    return [ArrangeFiles(home, moves, "; ".join(why for deed in arranged for why in deed.why))]
 
 
 def _is_swept(deed: Deed) -> bool:
@@ -177,5 +204,5 @@ def _measure(newest: Kept, mended: MendedFiles) -> tuple[int, str]:
     if newest.deed is not None and newest.deed.verb == "mend":
         made = mended.of(newest.entry.path)
         return made.size, made.sha256
-    with FileReader(newest.entry.recorded_path) as reader:
+    with FileReader(newest.recorded_path) as reader:
         return reader.size, sha256_of(reader)

@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ckpttool.model.sharded_listing import METADATA_NAME
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ckpttool.actions.repair.look import Entry
     from ckpttool.mending.plan import Mending
 
+SHARDS = "shards"
 TEMPORARIES = "temporaries"
 MEND = "mend"
 SET_ASIDE = "set-aside"
 RENAME = "rename"
 MODES = "modes"
 POINTER = "pointer"
-KINDS = (TEMPORARIES, MEND, SET_ASIDE, RENAME, MODES, POINTER)
+KINDS = (SHARDS, TEMPORARIES, MEND, SET_ASIDE, RENAME, MODES, POINTER)
 """What a repair can do, in the order in which it does it; see `in_order`."""
 
 
@@ -41,10 +44,11 @@ class Deed:
 
     `set-aside` moves `path` into quarantine; `publish` gives the temporary `path` the name
     `target`, `rename` the step file `path`; `mend` puts a mended copy of `path` in the place of
-    `target`; `chmod` gives it `mode`; `point` writes the pointer. `status` is what `path` was when
-    it was verified. `why` are findings in words, `loses` what is given up by it, `notes` proofs and
-    advice. `mending` is what `mend` carries out, and what could be got back of a file that is set
-    aside.
+    `target`; `arrange` moves the files of the sharded step `path` that lie at `places` to their
+    names in it; `chmod` gives it `mode`; `point` writes the pointer. `status` is what `path` was
+    when it was verified. `why` are findings in words, `loses` what is given up by it, `notes`
+    proofs and advice. `mending` is what `mend` carries out, and what could be got back of a file
+    that is set aside.
     """
 
     __slots__ = (
@@ -54,6 +58,7 @@ class Deed:
         "mode",
         "notes",
         "path",
+        "places",
         "status",
         "step",
         "target",
@@ -77,6 +82,7 @@ class Deed:
         step: int | None = None,
         mending: Mending | None = None,
         mode: int | None = None,
+        places: dict[str, str] | None = None,
     ) -> None:
         self.kind = kind
         self.verb = verb
@@ -90,6 +96,7 @@ class Deed:
         self.step = step
         self.mending = mending
         self.mode = mode
+        self.places = places or {}
 
     def as_dict(self) -> dict[str, Any]:
         """The deed as plain data."""
@@ -101,6 +108,8 @@ class Deed:
             plain["step"] = self.step
         if self.mode is not None:
             plain["mode"] = f"{self.mode:04o}"
+        if self.places:
+            plain["places"] = self.places
         if self.mending is not None:
             plain["mending"] = self.mending.as_dict()
         return plain
@@ -129,6 +138,12 @@ class Kept(NamedTuple):
     name: str
     entry: Entry
     deed: Deed | None = None
+
+    @property
+    def recorded_path(self) -> str:
+        """Where the file lies now of which the pointer and the manifest record a SHA-256."""
+        places = {} if self.deed is None else self.deed.places
+        return places.get(METADATA_NAME) or self.entry.recorded_path
 
 
 def set_aside(kind: str, entry: Entry, why: str) -> Deed:

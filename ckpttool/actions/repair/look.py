@@ -37,6 +37,8 @@ class Entry(NamedTuple):
 
     `target` is the name that it has or was to have, `precedence` what that weighs. `status` is its
     own (a link is not followed), taken before it was verified; None where it was gone already.
+    `places` are the paths of those files of a sharded step, by name, that make it valid when they
+    are moved into it.
     """
 
     path: str
@@ -47,6 +49,7 @@ class Entry(NamedTuple):
     findings: list[Finding]
     status: os.stat_result | None
     precedence: Precedence
+    places: dict[str, str] = {}  # noqa: RUF012 - never changed
 
     @property
     def is_valid(self) -> bool:
@@ -136,7 +139,8 @@ def look(path: str, progress: Progress | None = None) -> Look:
             found += [finding for finding in report.findings if finding.id == "PTR109"]
         weight = records.precedence(file.name)
         named = (file.path, file.name, file.name, file.step)
-        files.append(Entry(*named, state, found, before[file.name], weight))
+        places = {} if verdict is None else verdict.places
+        files.append(Entry(*named, state, found, before[file.name], weight, places))
     return Look(directory, report, files, leftovers)
 
 
@@ -158,6 +162,10 @@ def still_the_same(before: Look) -> None:
     for name, status in expected.items():
         if name not in changed and _marks(status) != _marks(_status(os.path.join(here, name))):
             changed.append(name)
+    # What is written over within a folder does not show in the folder itself.
+    then = {file.name: (file.size, file.mtime_ns) for file in before.directory.steps}
+    inside = [file for file in now.steps if file.is_sharded and file.name not in changed]
+    changed += [file.name for file in inside if then[file.name] != (file.size, file.mtime_ns)]
     if now.pointer.as_dict() != before.directory.pointer.as_dict():
         changed.append(POINTER_NAME)
     if changed:

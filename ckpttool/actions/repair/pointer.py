@@ -78,7 +78,7 @@ def record_holds(look: Look, pointer: Pointer, newest: Kept) -> bool:
         # What is mended without having the known SHA-256 is not put in place at all.
         known = newest.deed.mending.known_sha256
         return known is not None and known == str(recorded).lower()
-    return str(recorded).lower() == _sha256(newest.entry.recorded_path)
+    return str(recorded).lower() == _sha256(newest.recorded_path)
 
 
 def wants_record(pointer: Pointer) -> bool:

@@ -5,9 +5,19 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckpttool.actions.repair.deeds import MEND, SET_ASIDE, TEMPORARIES, Deed, Kept, Left, set_aside
+from ckpttool.actions.repair.deeds import (
+    MEND,
+    SET_ASIDE,
+    SHARDS,
+    TEMPORARIES,
+    Deed,
+    Kept,
+    Left,
+    set_aside,
+)
 from ckpttool.checks.base import command, few, plural
 from ckpttool.checks.directory import lacking
+from ckpttool.checks.sharded_places import FileElsewhere
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,8 +51,9 @@ def settle(
 ) -> Settled:
     """Decides for `step` from the files with its number and the leftovers of dead writers.
 
-    In this order: a valid file stays; a whole temporary is published; a file, then a temporary, is
-    mended without loss (the one at `accept` with loss, too). What is not kept is set aside. What
+    In this order: a valid file stays; a whole temporary is published; a sharded step gets its files
+    back that lie elsewhere; a file, then a temporary, is mended without loss (the one at `accept`
+    with loss, too). What is not kept is set aside. What
     could not be checked is not touched, and nothing takes the place of such a step file, nor of one
     that is meant rather than a valid one. Of several valid ones the one that is meant stays: see
     `records.Precedence`.
@@ -59,7 +70,7 @@ def settle(
         keeper = valid[-1]
         kept: Kept | None = Kept(step, keeper.name, keeper)
     else:
-        kept = _published(step, known, temporaries, options)
+        kept = _published(step, known, temporaries, options) or _arranged(step, known, options)
         kept = kept or _mended(step, known, temporaries, options, mender, accept)
     deeds = list(_aside(known, temporaries, kept, options, mender))
     if kept is not None and kept.deed is not None:
@@ -103,6 +114,23 @@ def _published(
         step=step,
     )
     return Kept(step, best.target, best, deed)
+
+
+def _arranged(step: int, files: list[Entry], options: Options) -> Kept | None:
+    """A sharded step whose files lie elsewhere, known by the size and SHA-256 recorded of them."""
+    entry = next((entry for entry in files if entry.places), None)
+    if entry is None or SHARDS not in options.only:
+        return None
+    names = sorted(entry.places)
+    deed = Deed(
+        *(SHARDS, "arrange", entry.path, f"put {few(names)} of {entry.name} in place"),
+        why=tuple(f"{f.id}: {f.words}" for f in entry.findings if f.id == FileElsewhere.id),
+        notes=("proof: size and SHA-256 are the recorded ones, and with these the step is valid",),
+        status=entry.status,
+        step=step,
+        places=entry.places,
+    )
+    return Kept(step, entry.name, entry, deed)
 
 
 def _mended(
@@ -184,7 +212,7 @@ def _aside(
     for entry in temporaries:
         if kept is None or kept.entry is not entry:
             aside = set_aside(TEMPORARIES, entry, _why_leftover(entry, kept))
-            aside.notes = tuple(_needed(entry, files))
+            aside.notes = tuple(_needed(entry, files)) if kept is None else ()
             deeds.append(aside)
         elif deed is not None and deed.verb == "mend":
             why = "DIR101: its mended content is put in place"

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -154,8 +155,11 @@ def test_an_interrupt_ends_the_hashing_children(run: Path, monkeypatch: pytest.M
 
 def children() -> set[str]:
     """The pids of this process's children; other tests may have started some."""
-    tasks = Path(f"/proc/{os.getpid()}/task").iterdir()
-    return {pid for task in tasks for pid in (task / "children").read_text().split()}
+    found: set[str] = set()
+    for task in Path(f"/proc/{os.getpid()}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread may end meanwhile
+            found.update((task / "children").read_text().split())
+    return found
 
 
 def test_dir111_a_writer_at_work(run: Path) -> None:

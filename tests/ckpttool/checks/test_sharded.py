@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import io
+import json
 import os
+import pathlib
 import pickle
 import random
 import shutil
 import subprocess
 import sys
 import zipfile
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from ckpttool.actions.repair.deeds import Options
 from ckpttool.actions.repair.run import Repair
 from ckpttool.checks.verify import Report, verify
+from ckpttool.cli.main import main
 from tests.corrupt import append, corrupt, cut_end, flip_bit, zero_range
 
 FOUR = "step_000000000004"
@@ -128,7 +133,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str, set[str]]] = {
         "damaged",
         {"SHD106", "SHD113"},
     ),
-    "shards swapped": (_swap_shards, "damaged", {"SHD104", "SHD106", "SHD112", "SHD113"}),
+    "shards swapped": (_swap_shards, "damaged", {"SHD114"}),
     "a stale shard": (
         lambda s: shutil.copy(shard(s, 1), shard(s, 2)),
         "valid",
@@ -187,7 +192,13 @@ def test_shards_of_two_steps_are_never_taken_for_one(fixtures: Path, tmp_path: P
     assert report.newest_valid == 2
     shard(two).write_bytes(own)  # exchanged: neither is whole any more
     report = verify(run)
-    assert [one.id for one in report.findings].count("SHD113") == 2
+    words = {one.place.path: one.words for one in report.findings if one.id == "SHD114"}
+    assert words == {
+        str(
+            shard(step)
+        ): f"it lies in {other.name}, by the size and SHA-256 that are recorded of it"
+        for step, other in ((two, four), (four, two))
+    }
     assert {file.state for file in report.files} == {"damaged"} and report.newest_valid is None
     # Sizes alone say nothing here, and a quick look opens no shard.
     assert {file.state for file in verify(run, quick=True).files} == {"valid"}
@@ -476,7 +487,151 @@ def test_metadata_that_runs_code_is_dangerous_and_never_run(step: Path, tmp_path
     for quick in (True, False):
         report = verify(step, quick=quick)
         assert (state(report), ids(report)) == ("dangerous", {"TRU101"})
+        (found,) = report.findings
+        how = "torch.distributed.checkpoint unpickles it without an allow-list, which can run code"
+        assert found.words == f"{how}: posix.system"
+        assert found.remedy == "do not load it; find out where it came from"
     assert not (tmp_path / "ran").exists()
+
+
+class Foreign:
+    """A class that nobody knows. `MetadataIndex` and the like hold what they are given."""
+
+
+def _function_of_torch(metadata: Any) -> None:
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    metadata.planner_data = FileSystemReader  # reads other files, unpickling these
+
+
+UNKNOWN: dict[str, Callable[[Any], None]] = {
+    "planner data": lambda m: setattr(m, "planner_data", Foreign()),
+    "within planner data": lambda m: m.planner_data.update({"model.steps": (Foreign(),)}),
+    "the id": lambda m: setattr(m.storage_meta, "checkpoint_id", Foreign()),
+    "a place": lambda m: m.storage_data.update({next(iter(m.storage_data)): Foreign()}),
+    "an entry": lambda m: m.state_dict_metadata.update({"model.steps": Foreign()}),
+    "a later field": lambda m: setattr(m, "later", [Foreign()]),
+    "a function of torch's": _function_of_torch,
+}
+
+
+@pytest.mark.parametrize("name", list(UNKNOWN))
+def test_metadata_with_a_class_that_is_not_known_is_never_called_good(
+    step: Path, name: str
+) -> None:
+    """torch's reader calls `pickle.load`: there is no allow-list that would stop it."""
+    change_metadata(step, UNKNOWN[name])
+    for quick in (True, False):
+        report = verify(step, quick=quick)
+        (found,) = [one for one in report.findings if one.id == "TRU102"]
+        assert (state(report), report.newest_valid) == ("dangerous", None)
+        assert found.severity.value == "error"
+        assert "torch.distributed.checkpoint unpickles it without an allow-list" in found.words
+        assert "weights_only" not in f"{found.words} {found.remedy}"
+        assert "safe_globals" not in str(found.remedy)
+
+
+def _as_torch_2_2(metadata: Any) -> None:
+    """Until torch 2.3 the properties were of a class of sharded tensors; no `StorageMeta` either."""
+    from torch.distributed._shard.sharded_tensor.metadata import TensorProperties
+
+    del metadata.storage_meta, metadata.version
+    for entry in metadata.state_dict_metadata.values():
+        if hasattr(entry, "properties"):
+            entry.properties = TensorProperties(dtype=entry.properties.dtype)
+
+
+def _as_an_os_path(kind: str) -> Callable[[Any], None]:
+    return lambda metadata: setattr(
+        metadata.storage_meta, "checkpoint_id", getattr(pathlib, kind)()
+    )
+
+
+HONEST: dict[str, Callable[[Any], None]] = {
+    "torch 2.2": _as_torch_2_2,
+    "a path": _as_an_os_path("Path"),
+    "a pure path": _as_an_os_path("PurePath"),
+    "a path of Windows": _as_an_os_path("PureWindowsPath"),
+    "no planner data": lambda m: setattr(m, "planner_data", None),
+    "an ordered dictionary": lambda m: setattr(m, "planner_data", OrderedDict(m.planner_data)),
+    "channels last": lambda m: setattr(
+        m.state_dict_metadata["model.steps"].properties,
+        "memory_format",
+        __import__("torch").channels_last,
+    ),
+    "sparse": lambda m: setattr(
+        m.state_dict_metadata["model.steps"].properties, "layout", __import__("torch").sparse_coo
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(HONEST))
+def test_metadata_as_torch_writes_it_is_not_refused(step: Path, name: str) -> None:
+    change_metadata(step, HONEST[name])
+    report = verify(step)
+    assert (state(report), ids(report)) == ("valid", set())
+
+
+@pytest.mark.filterwarnings("ignore")  # of one process without a process group
+def test_what_torch_saves_by_itself_is_intact_and_an_unknown_object_is_told(tmp_path: Path) -> None:
+    """Objects are loaded with `weights_only=False`, but only where a program asks for them."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    plain = {"model": {"w": torch.ones(3, dtype=torch.bfloat16)}, "a": [1, None, (2.5, "x")]}
+    dcp.save({**plain, "d": OrderedDict(b=True)}, checkpoint_id=tmp_path / "plain")
+    report = verify(tmp_path / "plain")
+    assert (state(report), ids(report)) == ("intact", set())
+    dcp.save({**plain, "mine": Foreign()}, checkpoint_id=tmp_path / "other")
+    report = verify(tmp_path / "other")
+    (found,) = report.findings
+    assert (state(report), found.id, found.severity.value) == ("intact", "TRU102", "warning")
+    how = "torch.distributed.checkpoint unpickles it without an allow-list, which imports"
+    assert found.words == f"{how} 1 unknown name: {__name__}.Foreign"
+    assert found.place.tensors == ("mine",)
+    assert "safe_globals" not in str(found.remedy)
+
+
+def test_metadata_of_each_rank_is_not_called_missing(fixtures: Path, tmp_path: Path) -> None:
+    """As `dcp.save(use_collectives=False)` leaves it, which torch loads again."""
+    mine = Path(shutil.copytree(fixtures / "corpus/torch-2.13.0/dcp_single", tmp_path / "mine"))
+    (mine / ".metadata").rename(mine / "__0.metadata")
+    report = verify(mine)
+    assert (state(report), ids(report), report.could_not_check) == ("unreadable", {"SHD111"}, True)
+    shown = CliRunner().invoke(main, ["inspect", str(mine)])
+    assert shown.exit_code == 3
+    assert "1 rank wrote metadata each (use_collectives=False)" in " ".join(shown.output.split())
+
+
+def test_inspect_does_not_recommend_to_load_what_runs_code(fixtures: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(fixtures / "sharded", tmp_path / "run"))
+    change_metadata(run / FOUR, UNKNOWN["planner data"])
+    shown = CliRunner().invoke(main, ["inspect", str(run / FOUR)])
+    assert shown.exit_code == 1
+    lines = [line for line in shown.output.splitlines() if line.split()[:1] == ["load"]]
+    runs = "torch.distributed.checkpoint.load unpickles .metadata, which runs code that the file"
+    assert lines and f"do not: {runs} chooses" in " ".join(shown.output.split())
+    row = CliRunner().invoke(main, ["inspect", str(run), "--json"]).output
+    needs = {one["name"]: one["load_need"] for one in json.loads(row)["steps"]}
+    assert needs == {"step_000000000002": "distributed", FOUR: "distributed-runs-code"}
+
+
+def test_other_names_in_a_step_are_a_note_unless_a_system_made_them(step: Path) -> None:
+    for name in (".DS_Store", "._x", "Thumbs.db", "desktop.ini", ".nfs00000000000000aa00000001"):
+        (step / name).touch()
+    (step / "@eaDir").mkdir()
+    assert ids(verify(step)) == set()
+    (step / "sub").mkdir()
+    (step / "notes.txt").write_text("mine")
+    (step / ".metadata.tmp").write_bytes(b"")
+    (found,) = verify(step).findings
+    assert (found.id, found.severity.value, found.place.path) == ("SHD108", "info", str(step))
+    names = ".metadata.tmp, notes.txt, sub/"
+    assert found.words == f"3 names in it that are no part of the step: {names}"
+    assert state(verify(step)) == "valid"
+    assert ids(verify(step, quick=True)) == {"SHD108"}
+    # Under another name it is another program's, with whatever that keeps there.
+    assert ids(verify(step.rename(step.with_name("mine")))) == set()
 
 
 def test_an_entry_that_runs_code_is_dangerous(step: Path, tmp_path: Path) -> None:
@@ -577,6 +732,8 @@ def test_a_pointer_to_a_link_is_not_followed(fixtures: Path, tmp_path: Path) -> 
 
 def test_the_leftover_that_has_what_the_step_lacks_is_named(fixtures: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(fixtures / "sharded-damaged", tmp_path / "run"))
+    assert "DIR116" not in ids(verify(run))  # what is proven is said of the step: SHD114
+    _forget_digests(run / FOUR)
     report = verify(run)
     (found,) = [finding for finding in report.findings if finding.id == "DIR116"]
     assert found.facts["files"] == ["__1_0.distcp"]

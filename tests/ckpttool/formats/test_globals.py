@@ -384,6 +384,16 @@ def test_functions_beside_layers_are_no_layers() -> None:
     assert classify("torch.nn.modules.utils", "_single") is not Trust.BENIGN
 
 
+def test_functions_beside_the_classes_of_sharded_metadata_are_not_known() -> None:
+    """Torch's `.metadata` names these classes alone; what is beside them opens and writes files."""
+    for module in ("torch.distributed.checkpoint", "torch.distributed._shard.checkpoint"):
+        assert classify(f"{module}.metadata", "MetadataIndex") is Trust.BENIGN
+        assert classify(f"{module}.filesystem", "_StorageInfo") is Trust.BENIGN
+        assert classify(f"{module}.metadata", "field") is Trust.UNKNOWN
+        for name in ("FileSystemReader", "_write_files_from_queue", "FileSystemReader.load_bytes"):
+            assert classify(f"{module}.filesystem", name) is Trust.UNKNOWN
+
+
 def test_a_dotted_name_is_never_safe() -> None:
     assert classify("torch", "_utils._rebuild_tensor_v2") is not Trust.TORCH_SAFE
     assert classify("collections", "OrderedDict.fromkeys") is Trust.UNKNOWN

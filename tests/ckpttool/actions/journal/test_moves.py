@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ckpttool.actions.journal.arrange_files import ArrangeFiles, Move, Spot
 from ckpttool.actions.journal.moves import (
     ChangeMode,
     InstallMended,
@@ -24,6 +26,7 @@ from ckpttool.actions.journal.undoable import UndoableAction
 from ckpttool.errors import FormatError, RefusedError, UnreadableError
 
 STEP = "step_000000000008.pt"
+SHARDED = "step_000000000008"
 TEMPORARY = ".step_000000000008.pt.tmp-77"
 OLD, NEW = b'{"step": 8}', b'{"step": 4}'
 
@@ -103,7 +106,38 @@ def make_new_pointer(run: Path) -> UndoableAction:
     return MovePointer(run, None, NEW)
 
 
+def _in_step(run: Path, **files: bytes) -> Path:
+    """A sharded step with files that no size and no time tells apart."""
+    step = run / SHARDED
+    step.mkdir()
+    for name, data in files.items():
+        (step / name).write_bytes(data)
+        os.utime(step / name, (1_700_000_000, 1_700_000_000))
+    return step
+
+
+def make_exchange(run: Path) -> UndoableAction:
+    step = _in_step(run, a=b"the b", b=b"the a")
+    ends = {"a": Spot(SHARDED, "b"), "b": Spot(SHARDED, "a")}
+    moves = [Move.of((step / n).lstat(), Spot(SHARDED, n), end) for n, end in ends.items()]
+    return ArrangeFiles(run, moves, "exchanged")
+
+
+def make_replace(run: Path) -> UndoableAction:
+    """What lies in the place goes, and another step has what belongs there."""
+    step, other = _in_step(run, a=b"wrong"), run / f"{SHARDED}9"
+    other.mkdir()
+    (other / "x").write_bytes(b"right")
+    moves = [
+        Move.of((other / "x").lstat(), Spot(other.name, "x"), Spot(SHARDED, "a")),
+        Move.of((step / "a").lstat(), Spot(SHARDED, "a"), None),
+    ]
+    return ArrangeFiles(run, moves, "the other is the recorded one")
+
+
 MAKERS = [
+    make_exchange,
+    make_replace,
     make_set_aside,
     make_publish,
     make_install,
@@ -262,6 +296,66 @@ def test_without_hard_links(run: Path, make: Maker, monkeypatch: pytest.MonkeyPa
 
 
 # what each of them does
+
+
+def test_files_that_have_each_others_places_get_their_own(run: Path) -> None:
+    prepared(run, make_exchange(run)).apply()
+    assert (run / SHARDED / "a").read_bytes() == b"the a"
+    assert (run / SHARDED / "b").read_bytes() == b"the b"
+    assert os.listdir(folder(run)) == []
+
+
+def test_what_is_in_the_way_lies_in_the_folder(run: Path) -> None:
+    prepared(run, make_replace(run)).apply()
+    assert (run / SHARDED / "a").read_bytes() == b"right"
+    assert os.listdir(folder(run)) == [f"{SHARDED}-a"]
+    assert (folder(run) / f"{SHARDED}-a").read_bytes() == b"wrong"
+
+
+def test_nothing_is_arranged_where_a_file_is_not_the_one_that_was_seen(run: Path) -> None:
+    action = make_exchange(run)
+    (run / SHARDED / "a").write_bytes(b"newer")
+    with pytest.raises(RefusedError, match="run it again"):
+        prepared(run, action)
+    action = prepared(run, make_replace_again(run))
+    action.apply()
+    (run / SHARDED / "a").unlink()
+    before = contents(run)
+    assert action.state() == "foreign"
+    with pytest.raises(RefusedError, match="is gone"):
+        action.revert()
+    assert contents(run) == before
+
+
+def make_replace_again(run: Path) -> UndoableAction:
+    shutil.rmtree(run / SHARDED)
+    return make_replace(run)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"moves": []},
+        {"moves": None},
+        {"moves": ["a"]},
+        {"start": ["..", "a"]},
+        {"start": ["", "a"]},
+        {"end": [SHARDED, "../a"]},
+        {"end": [".quarantine", "a"]},
+        {"end": [f"{SHARDED}/x", "a"]},
+        {"end": [SHARDED]},
+        {"rest": [SHARDED, "a"]},
+        {"identity": None},
+    ],
+)
+def test_no_journal_leads_files_elsewhere(run: Path, change: dict[str, Any]) -> None:
+    action = make_exchange(run)
+    action.prepare(str(folder(run)), set())
+    record = json.loads(json.dumps(action.to_record()))
+    target = record if "moves" in change else record["moves"][1]
+    target.update(change)
+    with pytest.raises(FormatError):
+        ArrangeFiles.from_record(str(run), str(folder(run)), record)
 
 
 def test_set_aside_keeps_the_very_file(run: Path) -> None:
