@@ -11,8 +11,11 @@ import math
 import random
 import struct
 import warnings
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +24,7 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Subset
 from torch.utils.data.distributed import DistributedSampler
 
 from trainer_core import CheckpointManager, PrecisionPlan, Trainer
@@ -79,15 +82,29 @@ class Remembering(Net):
         return self.loss
 
 
+@dataclass(frozen=True)
+class Pace:
+    """Replaced at each step."""
+
+    steps: int = 0
+    factor: Fraction = Fraction(1)
+
+
 class Noise:
-    """An object of the program's own within a model."""
+    """An object of the program's own within a model, in slots."""
+
+    __slots__ = ("pace", "recent", "rng", "sizes")
 
     def __init__(self) -> None:
         self.rng, self.sizes = np.random.default_rng(32), np.array([1.0, 2.0])
+        self.recent, self.pace = array("d", [1.0]), Pace()
 
     def draw(self) -> float:
         self.sizes *= 0.95
-        return float(self.rng.normal() * self.sizes.sum())
+        self.recent.append(self.pace.steps / 20)
+        self.pace = replace(self.pace, steps=self.pace.steps + 1, factor=self.pace.factor * 9 / 10)
+        drawn = self.rng.normal() * self.sizes.sum()
+        return float(drawn * self.pace.factor + sum(self.recent[-2:]))
 
 
 def sample(index: int) -> torch.Tensor:
@@ -319,6 +336,61 @@ class Freezing:
         self.mean, self.best = state["mean"], state["best"].clone()
 
 
+class Stopping:
+    """As most write it: without a state, and it begins anew where it is told of a start."""
+
+    def __init__(self) -> None:
+        self.best, self.bad, self.seen = math.inf, 0, deque([0.0], maxlen=3)
+
+    def on_fit_start(self, trainer: Trainer) -> None:
+        self.best, self.bad = math.inf, 0
+
+    def on_step_end(self, trainer: Trainer, step: int, metrics: dict[str, Any]) -> None:
+        loss = float(metrics["loss"])
+        self.seen.append(loss)
+        self.best, self.bad = (loss, 0) if loss < self.best else (self.best, self.bad + 1)
+        if self.bad >= 2:
+            trainer.optimizer.param_groups[0]["lr"] *= 0.7 + sum(self.seen) % 0.2
+
+
+class Second:
+    """Trains something of its own beside the model, which the model is trained by."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(33)
+        self.net = nn.Linear(WIDTH, 1)
+        self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=0.05, fused=True)
+
+    def on_step_end(self, trainer: Trainer, step: int, metrics: dict[str, Any]) -> None:
+        self.optimizer.zero_grad()
+        (self.net(sample(step)) - step).square().sum().backward()
+        self.optimizer.step()
+        trainer.optimizer.param_groups[0]["lr"] = 0.01 * (1 + abs(float(self.net.bias.detach())))
+
+
+class Slowing(torch.optim.Optimizer):
+    """An optimizer of one's own, with a memory beside `state`."""
+
+    def __init__(self, parameters: Any) -> None:
+        self.calls = 0
+        self.velocity: list[torch.Tensor] = []
+        super().__init__(parameters, {"lr": 0.01})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.calls += 1
+        own = [one for one in self.param_groups[0]["params"] if one.grad is not None]
+        self.velocity = self.velocity or [torch.zeros_like(one) for one in own]
+        for one, velocity in zip(own, self.velocity, strict=True):
+            velocity.mul_(0.9).add_(one.grad)
+            one.sub_(velocity / self.calls, alpha=self.param_groups[0]["lr"])
+
+
+def part_of(dataset: Dataset[torch.Tensor]) -> Any:
+    order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(34)).tolist()
+    return Subset(dataset, order)
+
+
 class Feature(NamedTuple):
     """`options` are the Trainer's, and so is what `more` makes of the model.
 
@@ -354,6 +426,12 @@ FEATURES = (
         "a callback with a state, modules in eval mode",
         more=lambda model: {"callbacks": [Freezing()]},
     ),
+    Feature(
+        "an early stopper without a state",
+        more=lambda model: {"callbacks": [Stopping()]},
+    ),
+    Feature("a second optimizer in a callback", more=lambda model: {"callbacks": [Second()]}),
+    Feature("an optimizer that remembers beside its state", make_optimizer=Slowing),
     Feature("bf16 autocast", options={"precision": "bf16"}),
     Feature("fp16 autocast, loss scaling", options={"precision": FP16, "grad_clip": 1.0}),
     Feature("augmentation in the dataset", lambda: loader(Augmented())),
@@ -363,6 +441,7 @@ FEATURES = (
         "a dataset that counts what is read, a sampler its passes",
         lambda: loader(Harder(), sampler=ByPasses()),
     ),
+    Feature("a part of a dataset that counts", lambda: loader(part_of(Harder()))),
     Feature("a stream that counts its passes", lambda: loader(CountingStream())),
     Feature("a loader that shuffles by its passes", lambda: ByPasses(batches=True)),
     Feature("2 workers", lambda: loader(num_workers=2), workers=True),

@@ -23,6 +23,7 @@ from trainer_core.coordinator import SyncCoordinator
 from trainer_core.precision import PrecisionPlan, resolve_precision
 from trainer_core.resuming.resume import ResumeWarning
 from trainer_core.rng import capture_rng_state, restore_rng_state
+from trainer_core.site.ranks import RankError
 from trainer_core.state import CheckpointError, build_checkpoint, check_checkpoint, redact
 from trainer_core.trainer import Trainer, TrainResult
 
@@ -32,6 +33,7 @@ __all__ = [
     "CheckpointManager",
     "CheckpointWarning",
     "PrecisionPlan",
+    "RankError",
     "ResumeWarning",
     "SaveWarning",
     "SyncCoordinator",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,10 @@ class Callback:
     under its attribute `name`, or that of its class; of several with one name the second is
     `name#2`, and so on. The state is plain values, lists, dictionaries and tensors; numpy's arrays
     come back as tensors. It is restored by `Trainer.resume`, before any of the methods is called.
+
+    Of one without them attributes are kept that steps have changed (a count, the best loss, see
+    `trainer_core.census.kept_values`), and set back both in `Trainer.resume` and after
+    `on_fit_start`. What that sets, and nothing changes later, is the program's: when it began, say.
     """
 
     def on_fit_start(self, trainer: Trainer) -> None:
@@ -48,19 +53,30 @@ def has_state(part: Any) -> bool:
     )
 
 
+def _kind_of(callback: Any) -> str:
+    """The name of its class; of a function its own, of a method that of what it belongs to."""
+    if isinstance(callback, types.MethodType):
+        return _kind_of(callback.__self__)
+    return (
+        callback.__name__ if isinstance(callback, types.FunctionType) else type(callback).__name__
+    )
+
+
 class Callbacks:
     """Those of one trainer, in order, with only the methods that each has.
 
-    `stateful` are those that are part of a checkpoint, by the name that they have there.
+    `stateful` are those that say themselves what a checkpoint holds of them, by the name that they
+    have there; `others` the rest, of which attributes are kept (see `trainer_core.census`).
     Raises TypeError for one that is neither callable nor has any of the methods.
     """
 
     def __init__(self, callbacks: Iterable[Any]) -> None:
         self._hooks: dict[str, list[Any]] = {name: [] for name in _NAMES}
         self.stateful: dict[str, Any] = {}
+        self.others: dict[str, Any] = {}
         for callback in callbacks:
             self._add(callback)
-            self._note_state(callback)
+            self._note_name(callback, self.stateful if has_state(callback) else self.others)
 
     def _add(self, callback: Any) -> None:
         found = [name for name in _NAMES if callable(getattr(callback, name, None))]
@@ -75,13 +91,11 @@ class Callbacks:
                 f"a callback is a function or has one of {', '.join(_NAMES)}: {callback!r}"
             )
 
-    def _note_state(self, callback: Any) -> None:
-        if not has_state(callback):
-            return
+    def _note_name(self, callback: Any, named: dict[str, Any]) -> None:
         given = getattr(callback, "name", None)
-        name = given if isinstance(given, str) and given else type(callback).__name__
-        same = sum(1 for other in self.stateful if other.partition("#")[0] == name)
-        self.stateful[f"{name}#{same + 1}" if same else name] = callback
+        name = given if isinstance(given, str) and given else _kind_of(callback)
+        same = sum(1 for other in named if other.partition("#")[0] == name)
+        named[f"{name}#{same + 1}" if same else name] = callback
 
     def state_dict(self) -> dict[str, Any]:
         """The states of all that have one, by name."""

@@ -25,7 +25,7 @@ file without them resumes:
 | `modes`        | which modules train and which evaluate: see `trainer_core.resuming.modes`       |
 | `environment`  | versions and settings to compare: see `trainer_core.resuming.facts`             |
 | `settings`     | what the program gave: see `trainer_core.resuming.settings`                     |
-| `attributes`   | what no state dict has: see `trainer_core.census.census`                  |
+| `attributes`   | what no state dict has: see `trainer_core.census.sections`                |
 | `callbacks`    | the states of callbacks by name, where some have one                   |
 | `ema`          | the state dict of the averaged weights, where there are some           |
 | `accumulation` | micro-batches of a step that was not whole, only where there were some |

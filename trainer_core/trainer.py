@@ -12,7 +12,6 @@ import logging
 import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,8 +28,9 @@ from trainer_core.loop.arguments import (
     plan,
 )
 from trainer_core.loop.averaging import checked_ema
-from trainer_core.loop.preemption import StopFlag, StopSignals, exit_code, told_to_all
+from trainer_core.loop.preemption import StopFlag, StopSignals, told_to_all
 from trainer_core.loop.progress import Progress, progress_of
+from trainer_core.loop.result import TrainResult
 from trainer_core.loop.schedules import check_horizon
 from trainer_core.loop.stepping import Accumulated, LossFunction, Stepper
 from trainer_core.precision import PrecisionPlan
@@ -46,31 +46,6 @@ from trainer_core.site.ranks import Site, site_of
 __all__ = ["ResumeWarning", "TrainResult", "Trainer"]
 
 _MOST_SKIPS = 100
-
-
-@dataclass(frozen=True)
-class TrainResult:
-    """What a `fit` came to.
-
-    `steps`, `samples` and `tokens` are absolute, with what was resumed. `final_loss` is that of the
-    last step (the mean over its micro-batches), None if this fit made no step. `elapsed_s` is this
-    fit's time in seconds. `metrics` are its records: `step`, `loss`, `lr`, `samples`, `tokens` and
-    `elapsed_s`, one a step, evenly thinned out above 1,024. `stopped_by` is None unless the fit
-    ended early because it was told to: `signal SIGTERM`, or what `Trainer.stop` was given.
-    """
-
-    steps: int
-    samples: int
-    tokens: int
-    final_loss: float | None
-    elapsed_s: float
-    metrics: list[dict[str, Any]] = field(default_factory=list)
-    stopped_by: str | None = None
-
-    @property
-    def exit_code(self) -> int:
-        """For `sys.exit`: 0, or 75 where a scheduler is to run it again, or 130 after Ctrl-C."""
-        return exit_code(self.stopped_by)
 
 
 class Trainer(Resumable):
@@ -97,15 +72,14 @@ class Trainer(Resumable):
     pass (`set_epoch`). `samples` and `tokens` are the totals of all ranks, losses each rank's own.
     Gradients are exchanged once for a step, in its last micro-batch, and clipped by the norm over
     all ranks. All end at the same step: where one is signalled, all save that step and have the
-    same exit code; where one is refused a save, all raise. What averaged weights or callbacks raise
-    after a step on one rank, all raise at the end of that step. Only rank 0 shows progress, and
+    same exit code; where one is refused a save, all raise. Only rank 0 shows progress, and
     `on_save` is called on it alone. `state_dict` is each rank's own, `resume` is for all ranks
     together. With the same number of ranks going on is exact; with another one model and optimizer
     are, and `trainer_core.site.per_rank` has the rule for the rest. A coordinator has to know of
     the ranks itself (see `trainer_core.diloco.sited`). `save_on_exception` does nothing but say so:
     a save needs all ranks, and where one has failed the others are somewhere else.
 
-    Any other exception on one rank (from the loader, the model, the optimizer) is raised there
+    Any other exception on one rank (from the loader, the model, a callback) is raised there
     within a second or two, and the others raise RankError with its words. A rank that waits in
     torch's own exchange of gradients can't always be brought to raise: it says the words in the log
     at once, and its process ends after half a minute. A loader that is an iterator and ends
@@ -205,6 +179,7 @@ class Trainer(Resumable):
                 self.logger.info("step %d of %d is done already: nothing to do", self.step, target)
             return TrainResult(self.step, self.samples, self.tokens, None, 0.0)
         check_horizon(self.scheduler, target - self.step)
+        self._attributes.note(self.dataloader)
         self._has_begun = True
         shown = progress_of(self.logger, self.step, target, quiet=self._follows)
         with self._fitting(), shown as progress:
@@ -212,7 +187,7 @@ class Trainer(Resumable):
             with guard, self._stoppable() as stop, self._saving(), self._coordinated(), guard:
                 with self._exact_random_numbers():
                     stepper = self._stepper()
-                    self._callbacks.call("on_fit_start", self)
+                    self._start_callbacks()
                     self._settings.settle(self.optimizer, self.scheduler)
                     self._go_to_place()
                 self._train(stepper, target, progress)
@@ -412,17 +387,16 @@ class Trainer(Resumable):
         if coordinator is not None and coordinator.after_optimizer_step(self.model, self.step):
             self.optimizer.state.clear()
         manager = self.checkpoint_manager
-        with self._stop.told():
-            if self.ema is not None:
-                self.ema.update_parameters(self.model)
-            self._note_whole()
-            progress.note(self.step, done.loss, lr, self.samples, self.tokens)
-            if self._callbacks.wants("on_step_end"):
-                metrics = {"step": self.step, "loss": done.loss, "lr": lr}
-                metrics |= {"samples": self.samples, "tokens": self.tokens}
-                self._callbacks.call("on_step_end", self, self.step, metrics)
-            if manager is not None:
-                self._tell_saved(manager)
+        if self.ema is not None:
+            self.ema.update_parameters(self.model)
+        self._note_whole()
+        progress.note(self.step, done.loss, lr, self.samples, self.tokens)
+        if self._callbacks.wants("on_step_end"):
+            metrics = {"step": self.step, "loss": done.loss, "lr": lr}
+            metrics |= {"samples": self.samples, "tokens": self.tokens}
+            self._callbacks.call("on_step_end", self, self.step, metrics)
+        if manager is not None:
+            self._tell_saved(manager)
         self._stop.agree()
         if manager is not None and manager.should_save(self.step):
             self._save(manager)

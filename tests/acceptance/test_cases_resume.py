@@ -353,9 +353,9 @@ def test_f21_groups_that_do_not_fit_are_told_by_name(tmp_path: Path) -> None:
 
     state = saved(trainer(optimizer=only("body.weight", "head.weight")), tmp_path)
     one = trainer(9, optimizer=only("body.weight", "body.bias", "head.bias"))
-    with pytest.warns(ResumeWarning) as caught, pytest.raises(ValueError, match="doesn't match"):
+    with pytest.raises(ValueError, match="doesn't match") as caught:
         one.resume(state)
-    words = str(caught[0].message)
+    words = str(caught.value)
     assert "parameter group 0: only saved: head.weight" in words
     assert "parameter group 0: only here: body.bias, head.bias" in words
 
@@ -436,9 +436,9 @@ def test_f29_weights_that_are_not_finite_are_judged_in_their_own_dtype(
     state["model"]["extra"] = torch.tensor([1.0, math.nan]).to(dtype)
     manager.save(0, state)
     assert values_found(tmp_path) == ["VAL101"]
-    with warnings.catch_warnings(record=True) as caught, pytest.raises(RuntimeError):
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        trainer(9).resume(state)  # has no such weight
+        trainer(9).resume(state, allow_partial=("model",))  # has no such weight
     assert "model.extra: holds numbers that are not finite" in str(caught[0].message)
 
 

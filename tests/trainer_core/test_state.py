@@ -284,3 +284,16 @@ def test_a_checkpoint_is_never_built_wrong() -> None:
     with pytest.raises(CheckpointError, match="step: is -1"):
         built(step=-1)
     assert built(step=np.int64(4))["step"] == 4
+
+
+def test_empty_bytes_do_not_make_a_checkpoint_that_torch_refuses(tmp_path: Path) -> None:
+    """torch writes them as a call of `bytes`, which its own safe loading does not know."""
+    state = built(
+        config={"a": b"", "b": [b"x"]}, coordinator={"deep": [(b"", b"full")], "set": {b"s"}}
+    )
+    torch.save(state, tmp_path / "state.pt")
+    loaded = torch.load(tmp_path / "state.pt", weights_only=True)
+    assert loaded["coordinator"] == {"deep": [(b"", b"full")], "set": {b"s"}}
+    for value in ({b"": 1}, {("a", b""): 1}, {b""}):
+        with pytest.raises(CheckpointError, match=r"coordinator\.deep: .* empty bytes"):
+            built(coordinator={"deep": value})

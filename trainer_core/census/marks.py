@@ -7,6 +7,7 @@ numpy arrays by a hash, generators by their state, and anything else by which ob
 
 from __future__ import annotations
 
+import array
 import enum
 import itertools
 import sys
@@ -17,9 +18,14 @@ from typing import Any, Protocol
 
 import torch
 
+from trainer_core.census.plain_forms import BY_VALUE
 from trainer_core.data.generators import is_generator, state_of
 
-SCALARS = (int, float, complex, str, bytes, enum.Enum, torch.dtype, torch.device, torch.layout)
+SCALARS = (
+    *(int, float, complex, str, bytes, enum.Enum, torch.dtype, torch.device, torch.layout),
+    *BY_VALUE,
+)
+BYTES = (bytearray, array.array)
 CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 
 _MOST_ITEMS = 1_000  # in one container, with those within; a longer one is data
@@ -62,7 +68,7 @@ class Value:
     def same(self, value: Any) -> bool:
         if type(value) is not type(self.value):
             return False
-        if isinstance(value, (str, bytes, int, enum.Enum)):
+        if isinstance(value, (str, bytes, int, enum.Enum, *BY_VALUE)):
             return bool(value == self.value)
         return repr(value) == repr(self.value)  # -0.0 is another number than 0.0, and nan is nan
 
@@ -81,16 +87,48 @@ class _Object:
     def same(self, value: Any) -> bool:
         return self._object() is value
 
+    def is_it(self, value: Any) -> bool:
+        """Whether it is this very object, however it has changed."""
+        return self._object() is value
+
+
+class _Counter(_Object):
+    """An `itertools.count`, which tells where it is."""
+
+    __slots__ = ("_seen",)
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(value)
+        self._seen = repr(value)
+
+    def same(self, value: Any) -> bool:
+        return super().same(value) and self._seen == repr(value)
+
+
+class _Iterator(_Object):
+    """What is gone through, and does not tell where it is."""
+
+    def same(self, value: Any) -> bool:
+        return False
+
+
+def _is_iterator(value: Any) -> bool:
+    if type(value).__module__ not in ("builtins", "itertools", "torch.utils.data.dataloader"):
+        return False
+    return isinstance(value, Iterator)
+
 
 class _Tensor(_Object):
     __slots__ = ("_seen",)
 
     def __init__(self, value: torch.Tensor) -> None:
         super().__init__(value)
-        self._seen = _version(value)
+        self._seen = _version(value), _some_of(value)
 
     def same(self, value: Any) -> bool:
-        return super().same(value) and self._seen is not None and self._seen == _version(value)
+        if not super().same(value) or self._seen[0] is None or self._seen[0] != _version(value):
+            return False
+        return self._seen[1] == _some_of(value)
 
 
 def _version(tensor: torch.Tensor) -> tuple[int, int] | None:
@@ -103,6 +141,21 @@ def _version(tensor: torch.Tensor) -> tuple[int, int] | None:
         return version, tensor.data_ptr()
     except Exception:  # subclasses without memory of their own
         return version, 0
+
+
+def _some_of(tensor: torch.Tensor) -> bytes:
+    """Some numbers of one that learns: torch's fused optimizers change no version."""
+    if not (tensor.requires_grad and tensor.is_leaf) or tensor.layout is not torch.strided:
+        return b""
+    try:
+        plain = tensor.detach()
+        if type(plain) is not torch.Tensor:  # of one that is shared out all ranks would have to ask
+            return b""
+        flat = plain.reshape(-1)
+        some = flat[:: max(1, flat.numel() // _SAMPLES)]
+        return bytes(some.cpu().contiguous().view(torch.uint8).tolist())
+    except Exception:  # subclasses, and tensors without data
+        return b""
 
 
 class _Generator:
@@ -125,16 +178,49 @@ class _Ignored:
         return is_generator(value)
 
 
-class _Array:
+class _ById:
+    """What has no weak reference, and changes in place: known by its id, while it lives."""
+
+    __slots__ = ("_id",)
+
+    def __init__(self, value: Any) -> None:
+        self._id = id(value)
+
+    def is_it(self, value: Any) -> bool:
+        """Whether it is this very object, however it has changed."""
+        return id(value) == self._id
+
+
+class _Array(_ById):
     """One of numpy's: of a big one some items, of one that maps a file none."""
 
     __slots__ = ("_digest",)
 
     def __init__(self, value: Any) -> None:
+        super().__init__(value)
         self._digest = _array_digest(value)
 
     def same(self, value: Any) -> bool:
         return is_array(value) and _array_digest(value) == self._digest
+
+
+class _Bytes(_ById):
+    """Bytes, or numbers, that can be changed: of many some."""
+
+    __slots__ = ("_digest",)
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(value)
+        self._digest = _bytes_digest(value)
+
+    def same(self, value: Any) -> bool:
+        return isinstance(value, BYTES) and _bytes_digest(value) == self._digest
+
+
+def _bytes_digest(value: Any) -> tuple[Any, ...]:
+    kind = type(value), getattr(value, "typecode", ""), len(value)
+    some = value if len(value) <= _MOST_HASHED else value[:: len(value) // _MOST_HASHED]
+    return *kind, hash(bytes(some))
 
 
 def is_array(value: Any) -> bool:
@@ -162,13 +248,15 @@ def _maps_a_file(value: Any) -> bool:
     return False
 
 
-class Container:
+class Container(_ById):
     """`keys` are those of a mapping, else None; `marks` are those of the items, in order."""
 
     __slots__ = ("keys", "kind", "marks")
 
-    def __init__(self, kind: Any, keys: list[Any] | None, marks: list[Mark]) -> None:
-        self.kind, self.keys, self.marks = kind, keys, marks
+    def __init__(self, value: Any, keys: list[Any] | None, marks: list[Mark]) -> None:
+        super().__init__(value)
+        self.kind: Any = type(value)
+        self.keys, self.marks = keys, marks
 
     def same(self, value: Any) -> bool:
         if type(value) is not self.kind or len(value) != len(self.marks):
@@ -187,12 +275,13 @@ class Container:
         return ABSENT
 
 
-class _Long:
+class _Long(_ById):
     """A container with too many items to look at all."""
 
     __slots__ = ("_seen",)
 
     def __init__(self, value: Any) -> None:
+        super().__init__(value)
         self._seen = _some(value)
 
     def same(self, value: Any) -> bool:
@@ -243,7 +332,11 @@ class Marker:
             return _Object(value) if self._covered(value) else _Tensor(value)
         if is_generator(value):
             return _Generator(value) if self._generators else _Ignored()
-        return _Array(value) if is_array(value) else _Object(value)
+        if is_array(value):
+            return _Array(value)
+        if _is_iterator(value):
+            return _Counter(value) if type(value) is itertools.count else _Iterator(value)
+        return _Bytes(value) if isinstance(value, BYTES) else _Object(value)
 
     def _container(self, value: Any, depth: int) -> Mark:
         self._left -= len(value)
@@ -251,7 +344,7 @@ class Marker:
             raise OverflowError
         marks = [self._item(item, depth) for item in _items(value)]
         keys = list(value) if isinstance(value, Mapping) else None
-        return Container(type(value), keys, marks)
+        return Container(value, keys, marks)
 
     def _item(self, value: Any, depth: int) -> Mark:
         if value is None:
@@ -285,3 +378,8 @@ def value_of(mark: Mark) -> Any:
 def was_nothing(mark: Mark) -> bool:
     """Whether there was nothing yet: what is there now was made since."""
     return mark is ABSENT or mark is NONE
+
+
+def was_replaced(mark: Mark, value: Any) -> bool:
+    """Whether another object was there than `value`, of those that can change in place."""
+    return isinstance(mark, (_Object, _ById)) and not mark.is_it(value)

@@ -80,6 +80,15 @@ def _numpys() -> tuple[type, ...]:
     return numpy.random.Generator, numpy.random.RandomState
 
 
+def kind_of(generator: Any) -> str:
+    """Whose generator it is."""
+    if isinstance(generator, torch.Generator):
+        return "torch"
+    if isinstance(generator, random.Random):
+        return "python"
+    return "numpy" if hasattr(generator, "bit_generator") else "numpy-legacy"
+
+
 def state_of(generator: Any) -> Any:
     """The state of one generator, as plain values and CPU tensors."""
     if isinstance(generator, torch.Generator):

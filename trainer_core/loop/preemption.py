@@ -10,8 +10,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Protocol, TypeVar
 
@@ -65,9 +64,6 @@ class Ranks(Protocol):
     def gather(self, value: Any) -> list[Any]:
         """The value of each rank."""
 
-    def is_heard(self) -> bool:
-        """Adds 1 to the sum that the others are making, if they come to it within a minute."""
-
 
 class StopFlag:
     """Why a fit is to end early, if it is.
@@ -95,32 +91,14 @@ class StopFlag:
         """`is_set`, once all ranks know whether any of them was asked; all call it, at each step.
 
         Costs nothing where there are no `ranks`, else one number to be summed on the CPU. All end
-        for the same reason: that of the lowest rank which has one. Raises RuntimeError where a rank
-        has failed meanwhile: see `told`.
+        for the same reason: that of the lowest rank which has one.
         """
         if not self._agreed and self.ranks is not None:
             self._agreed = self.ranks.sum(self.reason is not None)[0] > 0
             if self._agreed:
-                reasons, failures = zip(*self.ranks.gather((self.reason, None)), strict=True)
-                for rank, failure in enumerate(failures):
-                    if failure is not None:
-                        raise told_to_all(RuntimeError(f"rank {rank}: {failure}"))
+                reasons = self.ranks.gather(self.reason)
                 self.reason = next(reason for reason in reasons if reason is not None)
         return self.is_set
-
-    @contextmanager
-    def told(self) -> Iterator[None]:
-        """What the body raises on one rank, the others raise at the `agree` that is their next.
-
-        For what comes right before one, with nothing between that all ranks do together.
-        """
-        try:
-            yield
-        except Exception as error:
-            if self.ranks is not None and not self._agreed and self.ranks.is_heard():
-                self.ranks.gather((None, f"{type(error).__name__}: {error}"))
-                told_to_all(error)
-            raise
 
     def clear(self) -> None:
         """Forgets it, for the next fit."""

@@ -3,67 +3,40 @@
 from __future__ import annotations
 
 import functools
-import logging
-import types
-import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from trainer_core.callbacks import Callbacks
-from trainer_core.census.census import Census
-from trainer_core.checkpoint import CheckpointManager
-from trainer_core.coordinator import SyncCoordinator
+from trainer_core.census.attributes import Attributes
+from trainer_core.census.roots import census_of, roots_of_callbacks
 from trainer_core.data.feed import Feed
 from trainer_core.loop.averaging import swapped
-from trainer_core.loop.progress import tell
 from trainer_core.loop.stepping import Accumulated, load_partial, partial_problems, partial_section
-from trainer_core.precision import PrecisionPlan
 from trainer_core.resuming import resume as resuming
-from trainer_core.resuming.auto_resume import checked_way, newest_state
+from trainer_core.resuming.beginning import Beginning
 from trainer_core.resuming.comparing import differences
 from trainer_core.resuming.facts import environment
 from trainer_core.resuming.fitting import check_order, names_by_group
 from trainer_core.resuming.lazy import give_shapes
 from trainer_core.resuming.modes import learning, modes_of, set_modes
 from trainer_core.resuming.parts import Parts
-from trainer_core.resuming.resume import ResumeWarning
 from trainer_core.resuming.settings import Settings
+from trainer_core.resuming.unfit import UnfitError
 from trainer_core.rng import capture_rng_state, grave_failures, restore_rng_state
 from trainer_core.site.per_rank import more_sections
-from trainer_core.site.ranks import Site, has_shards
-from trainer_core.site.sharded import ShardedState, parameter_names
+from trainer_core.site.ranks import has_shards
+from trainer_core.site.sharded import parameter_names
 from trainer_core.site.taking import taken
 from trainer_core.state import CheckpointError, build_checkpoint, check_checkpoint
 from trainer_core.wrappers import plain_state
 
 
-class Resumable:
-    """The half of `Trainer` that gives and takes checkpoints. Its constructor is the other half's.
-
-    `step`, `samples` and `tokens` count what was done, with what was resumed.
-    """
-
-    model: torch.nn.Module
-    optimizer: torch.optim.Optimizer
-    dataloader: Iterable[Any]
-    device: torch.device
-    scheduler: Any | None
-    precision: PrecisionPlan
-    config: Any
-    ema: Any | None
-    loss_fn: Any | None
-    coordinator: SyncCoordinator | None
-    checkpoint_manager: CheckpointManager | None
-    accumulation_steps: int
-    grad_clip: float | None
-    logger: logging.Logger
-    step: int
-    samples: int
-    tokens: int
-    _site: Site | None
+class Resumable(Beginning):
+    """The half of `Trainer` that gives and takes checkpoints; the other has the constructor."""
 
     def _begin_keeping(self, callbacks: Callbacks) -> None:
         """The constructor's part that is about checkpoints."""
@@ -90,22 +63,28 @@ class Resumable:
             grad_clip=self.grad_clip,
             accumulation_steps=self.accumulation_steps,
         )
-        self._census = self._first_census()
+        self._attributes = self._first_attributes()
         self._learning = learning(self.model)
 
-    def _first_census(self) -> Census:
-        ema = self.ema if isinstance(self.ema, torch.nn.Module) else None
-        data = self.dataloader, getattr(self.dataloader, "dataset", None)
-        others = *data, self.ema, self.optimizer, self.scheduler, *self._callbacks.stateful.values()
-        roots = {"model": self.model, "ema": ema, "loss_fn": self._loss_state()}
-        return Census(roots, device=self.device, but=others)
-
-    def _loss_state(self) -> Any:
-        """Whatever a loss function that is an object, or one's method, remembers."""
-        loss = getattr(self.loss_fn, "__self__", self.loss_fn)
-        if loss is None or isinstance(loss, (types.FunctionType, types.ModuleType)):
-            return None
-        return None if loss is self.model else types.SimpleNamespace(fn=loss)
+    def _first_attributes(self) -> Attributes:
+        loader = self.dataloader
+        census = census_of(
+            self.model,
+            optimizer=self.optimizer,
+            scheduler=self.scheduler,
+            ema=self.ema,
+            loss_fn=self.loss_fn,
+            callbacks=self._callbacks,
+            parts={
+                "trainer": weakref.ref(self),
+                "loader": loader,
+                "dataset": getattr(loader, "dataset", None),
+                "manager": self.checkpoint_manager,
+                "coordinator": self.coordinator,
+            },
+            device=self.device,
+        )
+        return Attributes(census, roots_of_callbacks(self._callbacks))
 
     # Giving a checkpoint
 
@@ -153,8 +132,12 @@ class Resumable:
             "modes": modes_of(self.model, self._learning),
             "environment": environment(self.device),
             "settings": self._settings.section(),
-            "attributes": self._census.section(),
+            "attributes": self._attributes.section(self.dataloader),
         }
+        anew = self._attributes.began_anew(sections["attributes"])
+        if anew:
+            words = "the checkpoint that was resumed is of an older version"
+            self._warn(words, anew, stacklevel=4)
         if self._callbacks.stateful:
             sections["callbacks"] = self._callbacks.state_dict()
         if self.ema is not None:
@@ -265,18 +248,25 @@ class Resumable:
             device=self.device,
             has_coordinator=self.coordinator is not None,
         )
-        unlike += self._settings.differences(state.get("settings"), allowed)
-        unlike += self._census.doubts(state.get("attributes"), rewinds=self._has_begun)
-        place = state.get("data")
-        unlike += [f"data: approximate: {doubt}" for doubt in self._own_feed().doubts(place)]
+        place, has_begun = state.get("data"), self._has_begun
+        more = self._attributes.doubts(state, self.dataloader, rewinds=has_begun)
+        more += [f"data: approximate: {doubt}" for doubt in self._own_feed().doubts(place)]
         grave = grave_failures(failed, rng, self.device)
         mild = {part: why for part, why in failed.items() if part not in grave}
-        unlike += [f"rng.{part}: {why}".replace("rng.rng", "rng") for part, why in mild.items()]
-        if unlike:
-            step = state["step"]
-            self._warn(f"the checkpoint of step {step} and this run differ", unlike, stacklevel=5)
-        told += resuming.apply(state, parts, allowed)
-        kept = {line.partition(":")[0] for line in told} & allowed
+        more += [f"rng.{part}: {why}".replace("rng.rng", "rng") for part, why in mild.items()]
+
+        def warn(told: list[str]) -> None:
+            settings = self._settings.differences(state.get("settings"), _parts_in(told) & allowed)
+            if unlike or settings or more:
+                words = f"the checkpoint of step {state['step']} and this run differ"
+                self._warn(words, [*unlike, *settings, *more], stacklevel=7)
+
+        try:
+            told += resuming.apply(state, parts, allowed, warn)
+        except UnfitError as error:
+            raise error.with_facts(unlike) from error.__cause__
+        kept = _parts_in(told) & allowed
+        self._attributes.resumed(state, is_restored="attributes" not in kept)
         self._settings.resumed(state.get("settings"), self.optimizer, kept)
         self._restore_counters(state)
         if self.checkpoint_manager is not None:
@@ -289,7 +279,7 @@ class Resumable:
 
     def _parts(self) -> Parts:
         stateful = self._callbacks.stateful
-        load = functools.partial(self._census.load, rewinds=self._has_begun)
+        load = functools.partial(self._attributes.load, rewinds=self._has_begun)
         return Parts(self.model, self.optimizer, self.scheduler, self.ema, stateful, load)
 
     def _grave(self, failed: Mapping[str, str], rng: Any, may_differ: bool) -> list[str]:
@@ -327,83 +317,7 @@ class Resumable:
         self._has_begun = True
         self._is_fresh = True
 
-    @staticmethod
-    def _warn(title: str, lines: list[str], stacklevel: int = 3) -> None:
-        warnings.warn("\n  - ".join([f"{title}:", *lines]), ResumeWarning, stacklevel=stacklevel)
 
-    # What is left to do when a fit begins
-
-    def _resume_as_asked(self, resume: str, allow_partial: Collection[str]) -> None:
-        manager = self.checkpoint_manager
-        if checked_way(resume, manager) == "never" or self._has_begun or manager is None:
-            return
-        state = newest_state(manager, resume)
-        if state is None:
-            self._tell(f"fresh start: there is no checkpoint in {manager.directory}")
-            return
-        path = state.path if isinstance(state, ShardedState) else manager.path_for(state["step"])
-        self._tell(f"resuming from {path}")
-        self.resume(state, allow_partial=allow_partial)
-
-    def _tell(self, line: str) -> None:
-        """Once for all ranks."""
-        if self._site is None or self._site.leads:
-            tell(self.logger, line)
-
-    def _load_scaler(self, scaler: torch.amp.GradScaler) -> None:
-        if self._scaler_state is None:
-            return
-        before = scaler.state_dict()
-        try:
-            scaler.load_state_dict(dict(self._scaler_state))
-        except Exception as error:  # whatever a malformed state makes torch raise
-            scaler.load_state_dict(before)
-            if "scaler" not in self._may_differ:
-                raise CheckpointError(f"scaler: could not be restored: {error}") from error
-            self._warn("not all of the checkpoint was restored", [f"scaler: {error}"])
-        self._scaler_state = None
-
-    def _load_coordinator(self, coordinator: SyncCoordinator) -> None:
-        if self._coordinator_state is None:
-            return
-        try:
-            coordinator.load_state_dict(self._coordinator_state)
-        except Exception as error:  # the coordinator is the user's
-            if "coordinator" not in self._may_differ:
-                raise
-            self._warn("not all of the checkpoint was restored", [f"coordinator: {error}"])
-        self._coordinator_state = None
-
-    def _own_feed(self) -> Feed:
-        """The feed of the loader; a new one where somebody has put another loader in its place."""
-        if self._feed.loader is not self.dataloader:
-            old, self._feed = self._feed, Feed(self.dataloader)
-            if old.is_waiting:
-                self._feed.load_state_dict(old.state_dict())
-        return self._feed
-
-    @contextmanager
-    def _exact_random_numbers(self) -> Iterator[None]:
-        """What the body draws, a run that was never interrupted has not drawn at this point.
-
-        So after a resume the random numbers are restored once more, as the last act before the
-        first batch. Those are kept that the caller has seeded since.
-        """
-        if not self._is_fresh and not self._own_feed().is_waiting:
-            yield
-            return
-        before = capture_rng_state()
-        yield
-        restore_rng_state(before)
-        self._is_fresh = False
-
-    def _go_to_place(self) -> None:
-        try:
-            doubts = self._own_feed().start()
-        except CheckpointError as error:
-            if "data" not in self._may_differ:
-                raise
-            doubts = [f"{error}; a new pass begins"]
-        if doubts:
-            title = "approximate: the data do not go on exactly where they were"
-            self._warn(title, doubts, stacklevel=4)
+def _parts_in(told: list[str]) -> set[str]:
+    """The parts that these lines are about."""
+    return {line.partition(":")[0] for line in told}

@@ -56,8 +56,16 @@ def checked_partial(names: Collection[str]) -> frozenset[str]:
     return frozenset(names)
 
 
-def apply(state: Mapping[str, Any], parts: Parts, allowed: Collection[str] = ()) -> list[str]:
+def apply(
+    state: Mapping[str, Any],
+    parts: Parts,
+    allowed: Collection[str] = (),
+    once_it_fits: Callable[[list[str]], None] = lambda told: None,
+) -> list[str]:
     """Loads the parts; on any error all of them are as before.
+
+    `once_it_fits` is called with what will be the result when nothing can fail any more; what it
+    raises is such an error, too.
 
     The error is an UnfitError that says which part, why and what `allowed` would do, with torch's
     own as its cause, or with `check_model`'s and `check_optimizer`'s where torch would notice too
@@ -82,6 +90,7 @@ def apply(state: Mapping[str, Any], parts: Parts, allowed: Collection[str] = ())
                 _undo(undo[mark:])
                 del undo[mark:]
                 told.append(f"{name}: not restored, as allowed: {error}")
+        once_it_fits(told)
         for load_last in last:  # these cannot fail, and so need no second copy to go back to
             load_last()
     return told
@@ -104,7 +113,8 @@ def _loaders(
     yield "model", lambda undo: _load_module("model", saved, parts.model, undo, last)
     if parts.ema is not None and state.get("ema") is not None:
         yield "ema", lambda undo: _load_ema(state["ema"], parts.ema, undo, last)
-    yield "optimizer", lambda undo: _load_optimizer(state["optimizer"], parts, undo)
+    saved_of_it = state["optimizer"], parts.optimizer, parts.model
+    yield "optimizer", lambda undo: load_optimizer(*saved_of_it, undo)
     if parts.scheduler is not None and state.get("scheduler") is not None:
         yield "scheduler", lambda undo: _load_stateful(state["scheduler"], parts.scheduler, undo)
     callbacks = state.get("callbacks")
@@ -221,9 +231,18 @@ def _undo(steps: list[Callable[[], None]]) -> None:
             logger.exception("a part could not be put back to what it was")
 
 
-def _load_optimizer(saved: Mapping[str, Any], parts: Parts, undo: list[Callable[[], None]]) -> None:
-    optimizer = parts.optimizer
-    check_optimizer(saved, optimizer, parts.model)
+def load_optimizer(
+    saved: Mapping[str, Any],
+    optimizer: torch.optim.Optimizer,
+    model: torch.nn.Module,
+    undo: list[Callable[[], None]],
+) -> None:
+    """Loads its state dict with every bit as it was saved; `undo` takes what takes that back.
+
+    `model` is where names for what does not fit come from. Raises CheckpointError, or what torch
+    raises.
+    """
+    check_optimizer(saved, optimizer, model)
     # Loading an optimizer replaces these two and leaves the old ones as they are.
     state, groups = optimizer.state, optimizer.param_groups
 

@@ -62,19 +62,19 @@ class Settings:
         """What belongs into a checkpoint: those that count now."""
         return copy.deepcopy(self._counting)
 
-    def differences(self, saved: Any, may_stay: Collection[str] = ()) -> list[str]:
+    def differences(self, saved: Any, kept: Collection[str] = ()) -> list[str]:
         """What was saved otherwise, a line each, and which of the two counts.
 
-        `may_stay`: the parts that stay as they are here if they cannot be restored.
+        `kept`: the parts that stay as they are here, of which nothing is said.
         """
         if not isinstance(saved, Mapping):
             return []
         overruled = [
-            *limited("optimizer", self._group_differences(saved, may_stay), _MORE),
-            *limited("scheduler", self._schedule_differences(saved, may_stay), _MORE),
+            *limited("optimizer", self._group_differences(saved, kept), _MORE),
+            *limited("scheduler", self._schedule_differences(saved, kept), _MORE),
         ]
         return [
-            *self._kind_differences(saved),
+            *self._kind_differences(saved, kept),
             *overruled,
             *([_HOW] if overruled else []),
             *self._given_differences(saved),
@@ -108,20 +108,18 @@ class Settings:
             if name in now and not same(now[name], counting.get(name)):
                 counting[name] = own
 
-    def _kind_differences(self, saved: Mapping[str, Any]) -> Iterator[str]:
-        for part in ("optimizer", "scheduler"):
+    def _kind_differences(self, saved: Mapping[str, Any], kept: Collection[str]) -> Iterator[str]:
+        for part in (part for part in ("optimizer", "scheduler") if part not in kept):
             then, here = saved.get(part), self._own[part]
             if isinstance(then, str) and here is not None and then not in self._kinds[part]:
                 words = "which goes on with the saved numbers"
                 yield f"{part}: {then} was saved, it is {here} here, {words}"
 
-    def _group_differences(
-        self, saved: Mapping[str, Any], may_stay: Collection[str]
-    ) -> Iterator[str]:
+    def _group_differences(self, saved: Mapping[str, Any], kept: Collection[str]) -> Iterator[str]:
         found: dict[tuple[str, str], list[int]] = {}
-        counts = "counts where it is restored" if "optimizer" in may_stay else "counts"
-        for index, name, then, here in _changed_options(saved.get("groups"), self._own["groups"]):
-            words = f"{short(then)} was saved and {counts}, it is {short(here)} here"
+        groups = None if "optimizer" in kept else saved.get("groups")
+        for index, name, then, here in _changed_options(groups, self._own["groups"]):
+            words = f"{short(then)} was saved and counts, it is {short(here)} here"
             found.setdefault((name, words), []).append(index)
         for (name, words), at in found.items():
             numbers = f"group {at[0]}" if len(at) == 1 else f"groups {', '.join(map(str, at))}"
@@ -130,11 +128,11 @@ class Settings:
             yield f"optimizer, parameter {numbers}: {name}: {words}"
 
     def _schedule_differences(
-        self, saved: Mapping[str, Any], may_stay: Collection[str]
+        self, saved: Mapping[str, Any], kept: Collection[str]
     ) -> Iterator[str]:
-        counts = "counts where it is restored" if "scheduler" in may_stay else "counts"
-        for name, then, here in _changed(saved.get("schedule"), self._own["schedule"]):
-            words = f"{short(then)} was saved and {counts}, it is {short(here)} here"
+        schedule = None if "scheduler" in kept else saved.get("schedule")
+        for name, then, here in _changed(schedule, self._own["schedule"]):
+            words = f"{short(then)} was saved and counts, it is {short(here)} here"
             yield f"scheduler.{name}: {words}"
 
     def _given_differences(self, saved: Mapping[str, Any]) -> Iterator[str]:

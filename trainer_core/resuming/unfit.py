@@ -7,7 +7,8 @@ is for an optimizer: whoever catches torch's own catches this. The cause is kept
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -28,6 +29,12 @@ _OF_THE_SYSTEM = (OSError, MemoryError, torch.OutOfMemoryError)
 
 class UnfitError(CheckpointError, ValueError):
     """A part of a checkpoint does not fit this run; `allow_partial` may leave it out."""
+
+    def with_facts(self, lines: Iterable[str]) -> UnfitError:
+        """The same, with what is known of how its part differs."""
+        part = str(self).partition(":")[0].partition(".")[0]
+        own = [line for line in lines if re.match(rf"{re.escape(part)}\b", line)]
+        return UnfitError("\n  - ".join([str(self), *own])) if part == "optimizer" else self
 
 
 def unfit(name: str, error: Exception, saved: Any, module: Any) -> Exception:

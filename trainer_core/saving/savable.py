@@ -27,9 +27,9 @@ def to_plain(value: Any, path: str) -> Any:
 
     Containers that need no change are kept as they are, and so are tensors. Numpy's numbers,
     subclasses of numbers and strings, paths and enums become plain values, numpy's arrays of
-    numbers tensors that share their memory. Raises CheckpointError naming the path
-    (`scheduler.lr_lambdas[0]`) for anything that has no exact plain form. Looks at every item, but
-    into no tensor.
+    numbers tensors that share their memory, and empty bytes an empty bytearray. Raises
+    CheckpointError naming the path (`scheduler.lr_lambdas[0]`) for anything that has no exact plain
+    form. Looks at every item, but into no tensor.
     """
     return _Plainer().convert(value, path)
 
@@ -48,6 +48,8 @@ class _Plainer:
 
     def convert(self, value: Any, path: str) -> Any:
         kind = type(value)
+        if kind is bytes and not value:
+            return bytearray()  # of bytes torch refuses the empty ones alone
         if kind is torch.Tensor or kind in _ALREADY_PLAIN or kind in _TORCH_PLAIN:
             return value
         known = self._done.get(id(value))
@@ -73,7 +75,11 @@ class _Plainer:
         if isinstance(value, torch.Tensor):
             return _tensor(value, path)
         if type(value) is set:
-            return {self.convert(item, f"{path} (an item)") for item in value}
+            items = [self.convert(item, f"{path} (an item)") for item in value]
+            try:
+                return set(items)
+            except TypeError:
+                raise _refusal(path, "a set with empty bytes in it") from None
         if type(value).__module__ == "numpy" and hasattr(value, "dtype"):
             return _numpy_value(value, path)
         return _scalar(value, path)
@@ -87,7 +93,10 @@ class _Plainer:
             pairs = zip(items, value.items(), strict=True)
             if all(key is k and item is i for (key, item), (k, i) in pairs):
                 return value
-        return OrderedDict(items) if isinstance(value, OrderedDict) else dict(items)
+        try:
+            return OrderedDict(items) if isinstance(value, OrderedDict) else dict(items)
+        except TypeError:
+            raise _refusal(path, "a dictionary with empty bytes in a key") from None
 
 
 def _tensor(value: torch.Tensor, path: str) -> torch.Tensor:

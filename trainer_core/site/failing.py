@@ -3,11 +3,13 @@
 The rank that fails writes who it is, its step and the error's words into the store over which all
 ranks have met, then lets its group go: whoever waits for it there, or comes to it, is refused at
 once, looks the words up, and raises them as RankError. A thread on each rank looks into the store
-as well, for those who wait where that does not help (a gloo group of the model's own).
+as well, for those who wait where that does not help (a gloo group of the model's own), and says who
+is waited for where none has failed (see `trainer_core.site.waiting`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -20,7 +22,8 @@ from typing import Any, Protocol
 import torch
 
 from trainer_core.loop.preemption import is_told
-from trainer_core.site.ranks import Site, forget
+from trainer_core.site.ranks import RankError, Site, forget
+from trainer_core.site.waiting import Waiting, seconds_to_wait
 
 _EVERY_S = 1.0
 """Between two looks into the store, on each rank."""
@@ -30,10 +33,6 @@ _ALIKE_S = 1.0
 """How long a failed rank looks whether all have failed by themselves, and nobody waits."""
 _MOST_WORDS = 500
 _EXCHANGE_WORDS = ("gloo", "nccl", "processgroup", "c10d", "connection closed by peer")
-
-
-class RankError(RuntimeError):
-    """Another rank has failed; the words say which, after which step, and what it raised."""
 
 
 class Run(Protocol):
@@ -61,17 +60,23 @@ class Guard:
         self._said = threading.Lock()
         self._has_said = False
         self._store: Any = None
-        self._watch: threading.Thread | None = None
+        self._waiting: Waiting | None = None
+        self._threads: list[threading.Thread] = []
 
     def __enter__(self) -> Guard:
         self._depth += 1
         if self._site is None or self._depth > 1:
             return self
-        self._site.fits += 1
-        self._store = _store(f"trainer_core/fit-{self._site.fits}/")
+        site, seconds = self._site, seconds_to_wait()
+        site.fits += 1
+        # No fit may find what was said in another one, of a site that was left after a failure.
+        self._store = _store(f"trainer_core/site-{site.number}/fit-{site.fits}/")
         if self._store is not None:
-            self._watch = threading.Thread(target=self._look, name="other ranks", daemon=True)
-            self._watch.start()
+            self._waiting = Waiting(site.rank, site.size, self._run, self._store, seconds)
+            works = {"other ranks": self._look, "waiting for ranks": self._tick}
+            for name, work in works.items():
+                self._threads.append(threading.Thread(target=work, name=name, daemon=True))
+                self._threads[-1].start()
         return self
 
     def __exit__(
@@ -88,8 +93,8 @@ class Guard:
         finally:
             if self._depth == 0:
                 self._left.set()
-                if self._watch is not None:
-                    self._watch.join()
+                for thread in self._threads:
+                    thread.join()
 
     def _failed(self, site: Site, error: BaseException) -> None:
         if is_told(error):
@@ -144,12 +149,20 @@ class Guard:
                 self._has_said = True
                 self._run.logger.error("%s", words)
 
-    # On the thread
+    # On threads
+
+    def _tick(self) -> None:
+        assert self._waiting is not None
+        while not self._left.wait(_EVERY_S) and not self._has_said:
+            self._waiting.tick()
 
     def _look(self) -> None:
+        assert self._waiting is not None
         while not self._left.wait(_EVERY_S):
             if (words := self._found()) is not None:
                 break
+            with contextlib.suppress(RuntimeError):  # the store is gone with whoever kept it
+                self._waiting.exchange()
         else:
             return
         if self._is_over:

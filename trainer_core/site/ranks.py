@@ -7,6 +7,7 @@ What one of them raises is raised by all, in the same words: nobody waits for th
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from collections import OrderedDict
 from collections.abc import Callable
@@ -21,26 +22,32 @@ from trainer_core.saving.savable import CheckpointError
 
 T = TypeVar("T")
 
+
+class RankError(RuntimeError):
+    """Another rank has failed; the words say which one, and what it raised."""
+
+
 PATIENCE = timedelta(hours=2)
 """How long ranks wait for each other; one of them may be writing a large file meanwhile.
 
 A process that dies is noticed at once.
 """
-LEAVING = timedelta(minutes=1)
-"""How long a rank that has failed waits for the others, to tell them."""
 
 
 class Site:
     """All ranks of the default process group, as one of them sees them.
 
     `rank` and `size` are global. `beside` is the same site for a thread that works beside training;
-    what is said there does not mix with what is said here. `fits`: how many were begun.
+    what is said there does not mix with what is said here. `number`: of the sites that these ranks
+    have made, one after the other. `fits`: how many were begun.
     """
 
-    def __init__(self, rank: int, size: int, group: Any, beside: Site | None = None) -> None:
+    def __init__(
+        self, rank: int, size: int, group: Any, beside: Site | None = None, number: int = 0
+    ) -> None:
         self.rank, self.size, self._group = rank, size, group
         self.beside = self if beside is None else beside
-        self.fits = 0
+        self.number, self.fits = number, 0
 
     @property
     def group(self) -> Any:
@@ -79,25 +86,16 @@ class Site:
         torch.distributed.all_reduce(total, group=self.group)
         return [int(count) for count in total.tolist()]
 
-    def is_heard(self) -> bool:
-        """Adds 1 to a `sum` of one count that the others are making; whether they came to it.
-
-        For a rank that leaves: it waits for the others no longer than a minute.
-        """
-        one = torch.ones(1, dtype=torch.int64)
-        try:
-            made = torch.distributed.all_reduce(one, group=self.group, async_op=True)
-            return bool(made.wait(LEAVING))
-        except RuntimeError:  # too late, or they have left as well
-            return False
-
     def first(self, work: Callable[[], T]) -> T:
-        """Rank 0 does `work`; all get its result (small and plain), or raise its error."""
+        """Rank 0 does `work`; all get its result (small and plain), or raise its error.
+
+        An error of a kind that is not known to all is a RankError on the others.
+        """
         result: Any = None
         if not self.leads:
             failure, result = self.broadcast((None, None))
             if failure is not None:
-                raise told_to_all(failure.again())
+                raise told_to_all(failure.again(0))
             return result  # type: ignore[no-any-return]  # rank 0's, which is a T
         try:
             result = work()
@@ -112,7 +110,8 @@ class Site:
     def every(self, work: Callable[[], T]) -> T:
         """Each rank does `work` and gets its own result; if any fails, all raise the same error.
 
-        That is the error of the lowest rank which has one, and names that rank, unless it is 0.
+        That is the error of the lowest rank which has one, and names that rank, unless it is 0. One
+        of a kind that is not known to all is raised on its own rank, and a RankError on the others.
         """
         result, own = None, None
         try:
@@ -123,9 +122,10 @@ class Site:
         for rank, failure in enumerate(failures):
             if failure is None:
                 continue
-            if own is not None and (rank == self.rank == 0 or not isinstance(own, Exception)):
+            is_own = rank == self.rank and (rank == 0 or failure.kind == RankError.__name__)
+            if own is not None and (is_own or not isinstance(own, Exception)):
                 raise told_to_all(own)
-            raise told_to_all(failure.again(f"rank {rank}: " if rank else "")) from own
+            raise told_to_all(failure.again(rank)) from own
         return result  # type: ignore[return-value]  # without a failure it is what `work` gave
 
     def share(self, state: Any) -> Any:
@@ -193,17 +193,18 @@ class _Failure(NamedTuple):
     def of(cls, error: BaseException) -> _Failure:
         """The error, as what can be sent."""
         kinds = (WriteError, CheckpointError, OSError, ValueError, TypeError)
-        kind = next((kind.__name__ for kind in kinds if isinstance(error, kind)), "RuntimeError")
+        kind = next((kind.__name__ for kind in kinds if isinstance(error, kind)), "RankError")
         words = str(error)
-        if kind == "RuntimeError" and type(error) is not RuntimeError:
+        if kind == "RankError" and not isinstance(error, RankError):
             words = f"{type(error).__name__}: {words}" if words else type(error).__name__
         number = error.errno if isinstance(error, OSError) else None
         path = error.path if isinstance(error, WriteError) else None
         return cls(kind, words, number, path, getattr(error, "reason", None) if path else None)
 
-    def again(self, before: str = "") -> Exception:
-        """The error, to be raised here."""
-        words = before + self.words
+    def again(self, rank: int) -> Exception:
+        """The error of that rank, to be raised here."""
+        is_named = rank or self.kind == "RankError"
+        words = f"rank {rank}: {self.words}" if is_named else self.words
         if self.kind == "WriteError":
             failed = WriteError(self.path or "", f"{self.reason or ''}")
             failed.args, failed.errno = (words,), self.number
@@ -214,10 +215,11 @@ class _Failure(NamedTuple):
             return refused
         kinds = {"CheckpointError": CheckpointError, "ValueError": ValueError}
         kinds |= {"TypeError": TypeError}
-        return kinds.get(self.kind, RuntimeError)(words)
+        return kinds.get(self.kind, RankError)(words)
 
 
 _sites: list[tuple[Any, Site]] = []
+_numbers = itertools.count()
 
 
 def site_of(model: torch.nn.Module) -> Site | None:
@@ -260,4 +262,4 @@ def has_shards(model: torch.nn.Module) -> bool:
 def _new_site() -> Site:
     rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     groups = [torch.distributed.new_group(backend="gloo", timeout=PATIENCE) for _ in range(2)]
-    return Site(rank, size, groups[0], Site(rank, size, groups[1]))
+    return Site(rank, size, groups[0], Site(rank, size, groups[1]), next(_numbers))

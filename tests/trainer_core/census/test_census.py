@@ -24,6 +24,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, Dataset
 
+from tests.torch_process import TorchProcesses
 from trainer_core import CheckpointError, CheckpointManager, ResumeWarning, Trainer
 from trainer_core.census.census import Census, without_generators
 from trainer_core.census.kept_values import MOST_BYTES, MOST_GRAPH_BYTES, MOST_TOTAL_BYTES
@@ -107,6 +108,7 @@ def changed(model: Any) -> None:
 
 
 def given() -> dict[str, Any]:
+    torch.manual_seed(5)
     return {
         "number": 1.0,
         "text": "a",
@@ -311,7 +313,12 @@ def test_what_is_set_after_the_trainer_was_made_and_replaced_is_told() -> None:
 
 
 class Strange:
+    """Says itself how it is copied."""
+
     __slots__ = ("value",)
+
+    def __getstate__(self) -> int:
+        return 1
 
 
 def test_what_cannot_be_kept_is_said_by_its_path(tmp_path: Path) -> None:
@@ -441,11 +448,11 @@ class Ordinary(nn.Module):
 def test_an_ordinary_model_is_not_talked_about(tmp_path: Path) -> None:
     batches = [torch.ones(2, 3, 4)]
     one, again = trainer(Ordinary(), batches), trainer(Ordinary(), batches)
-    assert one.state_dict()["attributes"] == {}
+    assert one.state_dict()["attributes"].keys() == {"made"}
     one.fit(2)
     state = saved(one, tmp_path)
     section = state["attributes"]
-    assert section.keys() == {"model", "remade"}
+    assert section.keys() == {"model", "remade", "made"}
     assert {path: list(owner) for path, owner in section["model"].items()} == {
         "": ["mask", "last_loss"]
     }
@@ -462,7 +469,7 @@ def test_a_model_that_remembers_nothing_costs_no_bytes() -> None:
     one = trainer(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), [torch.ones(3, 2)] * 2)
     one.loss_fn = lambda model, batch: model(batch).square().mean()
     one.fit(2)
-    assert one.state_dict()["attributes"] == {}
+    assert one.state_dict()["attributes"].keys() == {"made"}  # of the batches, a list
 
 
 def test_long_containers_are_noticed_without_a_look_at_each_item() -> None:
@@ -645,3 +652,119 @@ def test_saved_beside_training_it_is_that_of_its_step(tmp_path: Path) -> None:
     for step in range(1, 5):
         own = torch.load(manager.path_for(step), weights_only=True)["attributes"]["model"][""]
         assert own["calls"] == step and own["sums"].tolist() == [step, step]
+
+
+# Whose attributes
+
+
+def test_a_package_without_an_init_file_is_of_the_program(
+    torch_processes: TorchProcesses, tmp_path: Path
+) -> None:
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "nets.py").write_text(
+        "class Count:\n    def __init__(self):\n        self.calls = 0\n"
+    )
+    program = (
+        "import sys; sys.path.insert(0, '.')\n"
+        "import types\n"
+        "from parts.nets import Count\n"
+        "from trainer_core.census.census import Census\n"
+        "holder = types.SimpleNamespace(count=Count())\n"
+        "census = Census({'it': holder})\n"
+        "holder.count.calls = 3\n"
+        "print(census.section())\n"
+    )
+    done = torch_processes.run("-c", program, cwd=tmp_path)
+    assert done.stdout.strip() == "{'it': {'count': {'calls': 3}}}", done.stderr
+
+
+def test_a_layer_of_the_model_that_a_loss_holds_is_kept_once(tmp_path: Path) -> None:
+    class Loss:
+        def __init__(self, layer: nn.Module) -> None:
+            self.layer, self.calls = layer, 0
+
+        def __call__(self, model: Any, batch: Any) -> Any:
+            self.calls += 1
+            return model(batch) + self.layer.weight.square().sum()  # type: ignore[operator, union-attr]
+
+    def begun() -> Trainer:
+        model = Model()
+        return trainer(model, loss_fn=Loss(model.layer))
+
+    one, again = begun(), begun()
+    one.fit(2)
+    state = saved(one, tmp_path)
+    assert state["attributes"]["loss_fn"] == {"fn": {"calls": 2}}
+    assert words(again, state) == []
+
+
+def test_a_state_that_is_kept_for_others_is_not_kept_again() -> None:
+    """What a data loader within a callback changes, and the run's own parts that it holds."""
+
+    class Evaluates:
+        def __init__(self) -> None:
+            self.loader = DataLoader(Rows(read, read=0), batch_size=2)
+            self.parts: Any = None
+
+        def on_step_end(self, one: Trainer, step: int, metrics: Any) -> None:
+            self.parts = [one, one.model, one.optimizer, one.dataloader, one.model.layer]
+            for _ in self.loader:
+                pass
+
+    one, again = (trainer(Model(), callbacks=[Evaluates()]) for _ in range(2))
+    one.fit(2)
+    state = one.state_dict()
+    parts = ["trainer", "model", "optimizer", "loader", "model.layer"]
+    assert state["attributes"]["callbacks.Evaluates"] == {
+        "": {"parts": [{"$part": part} for part in parts]},
+        "loader.dataset": {"read": 12},
+    }
+    assert words(again, state) == []
+    mine = next(iter(again._callbacks.others.values()))
+    assert mine.parts[0] is again and mine.parts[4] is again.model.layer
+    assert mine.loader.dataset.read == 12
+
+
+def test_a_shared_layer_of_an_optimizer_of_a_callback_that_is_fused_is_seen() -> None:
+    """torch's fused optimizers change no version of what they step."""
+
+    class Trains:
+        def __init__(self) -> None:
+            self.net = nn.Linear(2, 1)
+            self.optimizer = torch.optim.AdamW(self.net.parameters(), fused=True)
+
+    thing = Trains()
+    census = Census({"it": thing})
+    thing.net(torch.ones(2)).backward()
+    version = thing.net.weight._version
+    thing.optimizer.step()
+    assert thing.net.weight._version == version  # so that it would not be seen by that
+    section = census.section()["it"]
+    assert section["net"].keys() == {"weight", "bias"}
+    assert section["optimizer"].keys() == {"state_dict()"}
+
+
+def test_handles_within_an_object_of_another_package_make_it_one() -> None:
+    import logging
+    import queue
+
+    class Thing:
+        def __init__(self) -> None:
+            self.handler: Any = None
+            self.queue: Any = None
+            self.own: Any = None
+
+    class Own:
+        def __init__(self) -> None:
+            self.lock, self.count = threading.Lock(), 3
+
+    thing = Thing()
+    census = Census({"it": thing})
+    thing.handler, thing.queue, thing.own = logging.StreamHandler(), queue.Queue(), Own()
+    assert census.section() == {
+        "remade": {
+            "it.handler": "a StreamHandler object, which is not kept",
+            "it.queue": "a Queue object, which is not kept",
+        },
+        "unkept": {"it.own": "an Own object, which is not kept"},  # it counts, too
+    }

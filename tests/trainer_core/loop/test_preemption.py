@@ -471,6 +471,7 @@ RANDOM_MOMENTS = textwrap.dedent(
         pid = os.fork()
         if pid == 0:
             random.seed(seed)
+            signal.signal(signal.SIGTERM, lambda *_: None)  # one that comes after the fit
             result, found = train(directory, Ready())
             (root / "result").write_text(f"{result.steps} {found}")
             os._exit(result.exit_code)

@@ -77,3 +77,21 @@ def test_one_that_was_stopped_for_long_looks_before_it_saves(
     assert not (tmp_path / "step_000000000004.pt").exists()
     manager.close()
     assert json.loads(path.read_text()) == theirs
+
+
+def test_a_directory_in_the_place_of_the_lock_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody refreshes it, and it cannot be taken over either: there is nothing to wait for."""
+
+    def watch(most: float, say: Any) -> lock_watch.Watch:
+        def sleep(seconds: float) -> None:
+            raise AssertionError(f"waits for {seconds} s")
+
+        return lock_watch.Watch(most, say, sleep=sleep)
+
+    monkeypatch.setattr(directory_lock, "Watch", watch)
+    (tmp_path / ".writer.lock").mkdir()
+    with pytest.raises(CheckpointError, match="a directory lies in the place of the lock: mv -n"):
+        CheckpointManager(tmp_path, run_id="r").claim()
+    assert [path.name for path in tmp_path.iterdir()] == [".writer.lock"]

@@ -167,18 +167,23 @@ def test_the_clock_and_the_lock_are_those_of_rank_0(two: list[Found]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_what_a_callback_raises_on_one_rank_all_raise(two: list[Found], kind: str) -> None:
+def test_a_callback_that_raises_on_one_rank_ends_the_others(two: list[Found], kind: str) -> None:
     for failed in (0, 1):
         found = [rank[f"failing:{kind}"][str(failed)] for rank in two]
         words = f"no words for rank {failed}"
         assert found[failed]["words"] == ["LookupError", words]
         other = found[1 - failed]
-        assert other["words"] == ["RuntimeError", f"rank {failed}: LookupError: {words}"]
+        line = f"rank {failed} failed after step 3: LookupError: {words}"
+        assert other["words"] == ["RankError", line]
         assert found[0]["left"] == found[1]["left"] == []  # also of the step that was due
         # Progress is rank 0's to show; that nothing is saved is said where it failed, and beside.
         steps = [[line for line in rank["lines"] if line.startswith("step ")] for rank in found]
         assert len(steps[0]) == 3 and steps[1] == []
         assert "nothing is saved" in found[failed]["lines"][-1]
+    for name, failed in (("every", 1), ("first", 0)):
+        words = [rank[f"failing:{kind}"][name]["words"] for rank in two]
+        assert words[failed] == ["LookupError", "no words"]
+        assert words[1 - failed] == ["RankError", f"rank {failed}: LookupError: no words"]
 
 
 FAILED = ("ddp:optimizer:1", "ddp:model:0", "fsdp:loader:1", "fsdp:on_save:0")

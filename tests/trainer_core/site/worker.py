@@ -29,6 +29,7 @@ from tests.trainer_core.site.killed import forked
 from trainer_core import CheckpointManager
 from trainer_core.precision import PrecisionPlan
 from trainer_core.saving.retention import delete
+from trainer_core.site.ranks import site_of
 
 STEPS, CUT = 9, 6
 ROOT = Path(sys.argv[1])
@@ -233,6 +234,16 @@ def failing(kind: str) -> dict[str, Any]:
             "left": sorted(os.listdir(directory)),
         }
         dist.barrier()
+    site = site_of(one.model)  # anew: the one before was left after the failure
+    assert site is not None
+    works = {"every": (site.every, 1), "first": (site.first, 0)}
+    for name, (together, failed) in works.items():
+
+        def work(failed: int = failed) -> None:
+            if dist.get_rank() == failed:
+                raise LookupError("no words")
+
+        found[name] = {"words": _error(lambda do=together, work=work: do(work))}
     return found
 
 
