@@ -14,7 +14,7 @@ what is read of a tensor file for its header (64 KiB, or all of a smaller file).
 
 A round, for each node:
 
-    is the delta there already? put it                          size 1, put 1           writes D
+    is the delta there already, and the Hub still? put it       size 2, put 1           writes D
     poll that finds a new model: pointer, commit, header, body  read 3, fetch 1         P+C+H+W
 
 and for the master besides:
@@ -116,7 +116,7 @@ class Cost(NamedTuple):
 def round_cost(n: int, sizes: Sizes, keep: int = KEEP) -> Cost:
     """All nodes' requests in a round in which each polls once, as the formula says."""
     requests = {
-        "size": n + 2,
+        "size": 2 * n + 2,
         "put": n + 2,
         "read": 3 * n + 3 + n + 2 * keep + 1 + 1,
         "fetch": 2 * n,

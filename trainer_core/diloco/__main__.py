@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import signal
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from ckpttool.exitcodes import ExitCode
 from trainer_core.diloco.commit import Commit
 from trainer_core.diloco.errors import DiLoCoError
+from trainer_core.diloco.names import check_node_id
 from trainer_core.diloco.serving import Service, Until, settings_of
+from trainer_core.diloco.settings import MOST, Settings
 from trainer_core.diloco.status import status_lines, status_of
 from trainer_core.diloco.store import Store
 
@@ -26,8 +29,8 @@ example: how far the nodes are that meet in a shared directory, and the same for
   python -m trainer_core.diloco status /mnt/shared/run7
   python -m trainer_core.diloco status s3://training/run7 --json
 
-exit status: 0; 1 where something of it is missing or damaged, which is said with what mends it; 3
-where the store can't be read or holds no outer loop
+exit status: 0; 1 where something of it is missing or damaged, which is said with what mends it; 2
+for wrong usage; 3 where the store can't be read or holds no outer loop
 """
 _SERVE = f"""\
 {_URLS}
@@ -37,8 +40,8 @@ anything for an hour
   python -m trainer_core.diloco serve /mnt/shared/run7 --once
   python -m trainer_core.diloco serve s3://training/run7 --until-idle 3600 --quorum 4
 
-exit status: 0, also when it was told to end by SIGTERM or Ctrl-C; 3 where the store can't be used,
-has no global model yet, or another master lives
+exit status: 0, also when it was told to end by SIGTERM or Ctrl-C; 2 for wrong usage; 3 where the
+store can't be used, has no global model yet, or another master lives
 """
 _SERVICE = (
     *("outer_lr", "outer_momentum", "quorum", "quorum_seconds", "weighting", "max_staleness"),
@@ -111,8 +114,15 @@ def _told_to_end() -> Iterator[list[int]]:
             signal.signal(each, handler)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(ExitCode.USAGE, f"error: {message} (see {self.prog} --help)\n")
+
+
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m trainer_core.diloco",
         description="Looks at the shared store of an outer loop, or makes its outer steps.",
     )
@@ -140,19 +150,24 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     for verb, seconds in ((status, 20.0), (serve, 60.0)):
         verb.add_argument("url", metavar="URL", help="the store, or a directory")
         words = f"seconds for each request ({seconds:g})"
-        verb.add_argument("--timeout", type=float, default=seconds, help=words)
-        verb.add_argument("--attempts", type=int, default=3, help="tries for each request (3)")
+        timeout = _number(float, above=0.0)
+        verb.add_argument("--timeout", type=timeout, default=seconds, metavar="S", help=words)
+        words = "tries for each request (3)"
+        verb.add_argument("--attempts", type=_number(int, 1), default=3, metavar="N", help=words)
     return parser.parse_args(arguments)
 
 
 def _add_serve(serve: argparse.ArgumentParser) -> None:
     end = serve.add_mutually_exclusive_group()
     end.add_argument("--once", action="store_true", help="end when all that is there is dealt with")
-    end.add_argument("--until-idle", type=float, metavar="S", help="… for S seconds nothing came")
-    serve.add_argument("--rounds", type=int, metavar="N", help="end after N outer steps")
+    words = "… for S seconds nothing came"
+    end.add_argument("--until-idle", type=_number(float, 0.0), metavar="S", help=words)
+    words = "end after N outer steps"
+    serve.add_argument("--rounds", type=_number(int, 1), metavar="N", help=words)
     # Not the same for all: a candidate takes the place of its own id at once, as after a restart.
     serve.add_argument(
         "--node-id",
+        type=_node_id,
         default=f"server-{uuid.uuid4().hex[:8]}",
         metavar="ID",
         help="its own id, no other node's (server-RANDOM); one that was killed and comes back with "
@@ -164,15 +179,78 @@ def _add_serve(serve: argparse.ArgumentParser) -> None:
         ("outer-momentum", float, "likewise"),
         ("quorum", int, "the least number of nodes for a round (1)"),
         ("quorum-seconds", float, "after so long a round is made of what there is"),
-        ("weighting", str, "equal (the default), or samples"),
         ("max-staleness", int, "the most outer steps between a delta's base and now"),
         ("max-norm", float, "of one delta"),
-        ("keep-commits", int, "how many stay on the store (3); 0 keeps all"),
-        ("lease-seconds", float, "silent for so long, its place is free (30)"),
-        ("poll-seconds", float, "between two looks (1)"),
     ):
-        metavar = {int: "N", float: "X", str: "WORD"}[kind]
-        serve.add_argument(f"--{name}", type=kind, metavar=metavar, help=words)
+        metavar = "N" if kind is int else "X"
+        serve.add_argument(f"--{name}", type=_setting(name, kind), metavar=metavar, help=words)
+    words = "equal (the default), or samples"
+    serve.add_argument("--weighting", choices=("equal", "samples"), help=words)
+    words = "how many stay on the store (3); 0 keeps all"
+    serve.add_argument("--keep-commits", type=_number(int, 0), metavar="N", help=words)
+    # Shorter ones would ask the store without a pause.
+    words = "silent for so long, its place is free (30)"
+    serve.add_argument("--lease-seconds", type=_number(float, 0.1), metavar="S", help=words)
+    words = "between two looks (1)"
+    serve.add_argument("--poll-seconds", type=_number(float, 0.01), metavar="S", help=words)
+
+
+# Kinds of options: what they don't take is wrong usage, said with the range and what was given
+
+
+def _number(
+    kind: type[int] | type[float], least: float | None = None, above: float | None = None
+) -> Callable[[str], Any]:
+    """A finite number within bounds, at most as large as counts and seconds may be."""
+    noun = "whole number" if kind is int else "number"
+    rule = f"a {noun} above {above:g}" if least is None else f"a {noun} of at least {least:g}"
+
+    def parse(text: str) -> Any:
+        value = _plain_number(kind, text)
+        if (
+            value is None
+            or value > MOST
+            or (least is not None and value < least)
+            or (above is not None and value <= above)
+        ):
+            words = f"must be {rule}, and at most {MOST:,}, not {text[:40]!r}"
+            raise argparse.ArgumentTypeError(words)
+        return value
+
+    return parse
+
+
+def _setting(name: str, kind: type[int] | type[float]) -> Callable[[str], Any]:
+    """A number in the range that the option of this name has in Settings."""
+    name = name.replace("-", "_")
+
+    def parse(text: str) -> Any:
+        value = _plain_number(kind, text)
+        if value is None:
+            noun = "whole number" if kind is int else "finite number"
+            raise argparse.ArgumentTypeError(f"must be a {noun}, not {text[:40]!r}")
+        try:
+            return getattr(Settings.of({name: value}), name)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error).removeprefix(f"{name} ")) from None
+
+    return parse
+
+
+def _plain_number(kind: type[int] | type[float], text: str) -> Any:
+    """None where the text is none of this kind, or not finite."""
+    try:
+        value = kind(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _node_id(text: str) -> str:
+    try:
+        return check_node_id(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from trainer_core.diloco.lanes import Lane, Outcome
 from trainer_core.diloco.lease import LeaseError
 from trainer_core.diloco.mastering import HubError, MasterSide
 from trainer_core.diloco.published import Published, Reader
+from trainer_core.diloco.repeating import Rarely
 from trainer_core.diloco.whole import WholeModel
 from trainer_core.diloco.worker import Sender
 from trainer_core.wrappers import plain_state
@@ -42,6 +43,7 @@ class Boundaries(MasterSide):
         self._wants_reset = False
         self._unforeseen: BaseException | None = None
         self._has_failed = False
+        self._rarely = Rarely(logger)
 
     def _boundary(self, model: torch.nn.Module, step: int) -> None:
         settings = self.settings
@@ -60,7 +62,7 @@ class Boundaries(MasterSide):
         if worker.pending is not None:
             worker.counters.last_skipped_step = step
             words = "step %d: the upload of step %d is still under way; this boundary is skipped"
-            logger.warning(words, step, worker.pending.step)
+            self._rarely.warning(words, step, worker.pending.step, about=words)
             return
         worker.make_job(model, step, self._total_samples())
         self._send(deadline)
@@ -93,7 +95,7 @@ class Boundaries(MasterSide):
             left = deadline - time.monotonic()
             if left <= 0:
                 words = "no newer global model than %d within %g s: going on"
-                logger.warning(words, before, self.settings.sync_seconds)
+                self._rarely.warning(words, before, self.settings.sync_seconds, about=words)
                 return
             time.sleep(min(left, self.settings.poll_seconds))
 
@@ -164,9 +166,10 @@ class Boundaries(MasterSide):
             return True
         if isinstance(error, LeaseError):
             self._master.current = None
-            logger.warning("%s; this node goes on as a worker", error)
+            words = "%s; this node goes on as a worker"
+            self._rarely.warning(words, error, about=f"lease of {error.holder}")
         elif isinstance(error, DiLoCoError) and not isinstance(error, HubError):
-            logger.warning("%s failed, to be tried again: %s", what, error)
+            self._rarely.warning("%s failed, to be tried again: %s", what, error)
         else:
             self._unforeseen = error
         return False

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from trainer_core.diloco.commit import Commit, Refused
 from trainer_core.diloco.deltas import NODES, DeltaFacts, delta_name, judge_header, step_of
-from trainer_core.diloco.errors import BadNameError, MissingError
+from trainer_core.diloco.errors import BadNameError, MissingError, PermanentError
 from trainer_core.diloco.fingerprint import Spec
 from trainer_core.diloco.names import check_node_id
 from trainer_core.diloco.outer import Outer
@@ -64,8 +64,8 @@ class Collector:
         for node_id, step, size in self._listed():
             if step <= marks.get(node_id, -1):
                 old.append(delta_name(node_id, step))
-            elif not self._look(node_id, step, size):
-                self.miss(node_id, step, "is gone, although it was listed")
+            else:
+                self._look_or_miss(node_id, step, size, "is gone, although it was listed")
         self._fill_gaps(marks)
         self._refuse_stale(current.outer.outer_step)
         self._sort_out_overlaps(marks)
@@ -127,6 +127,15 @@ class Collector:
                     self._said.add(node_id)
                     logger.warning("a folder of %s is passed over: %s", NODES, error)
 
+    def _look_or_miss(self, node_id: str, step: int, size: int | None, gone: str) -> None:
+        """One that can't be read is as good as gone: what hinders one node must not stop all."""
+        try:
+            size = self._store.size(delta_name(node_id, step)) if size is None else size
+            if size is None or not self._look(node_id, step, size):
+                self.miss(node_id, step, gone)
+        except PermanentError as error:
+            self.miss(node_id, step, f"can't be read: {error}")
+
     def _look(self, node_id: str, step: int, size: int) -> bool:
         """Reads the header, if it was not read yet. False if there is no such delta."""
         name = delta_name(node_id, step)
@@ -158,9 +167,7 @@ class Collector:
     def _before(self, node_id: str, step: int) -> int | None:
         name = delta_name(node_id, step)
         if name not in self._known and name not in self.refused:
-            size = self._store.size(name)
-            if size is None or not self._look(node_id, step, size):
-                self.miss(node_id, step, "is gone, although it was delivered")
+            self._look_or_miss(node_id, step, None, "is gone, although it was delivered")
         known = self._known.get(name)
         before = None if known is None else known.facts.previous_step
         return None if before is None or before >= step else before

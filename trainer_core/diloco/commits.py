@@ -27,9 +27,8 @@ from trainer_core.diloco.commit import (
     document_of,
 )
 from trainer_core.diloco.deltas import delta_name
-from trainer_core.diloco.errors import (
-    MissingError,
-)
+from trainer_core.diloco.errors import MissingError, PassingError, PermanentError
+from trainer_core.diloco.repeating import Rarely
 from trainer_core.diloco.store import Store
 
 logger = logging.getLogger(__name__)
@@ -37,20 +36,36 @@ logger = logging.getLogger(__name__)
 POINTER = "global/step_count.json"
 _MOST_POINTER = 64 << 10
 _MOST_COMMIT = 256 << 20
-_COMMIT = re.compile(r"(\d{12})\.json")
+COMMIT = re.compile(r"(\d{12})\.json")
+"""The name of a commit within its folder."""
+
+
+class Presence:
+    """Whether this process has ever seen a commit on its store: `is_known`.
+
+    Where there is none any more, it is not that Hub: a directory that was moved away, or a file
+    system that is not mounted. Nothing may be written there.
+    """
+
+    is_known = False
 
 
 class CommitLog:
     """The log on one store. `fence` is the highest fencing number that was seen in it.
 
     `patience`: seconds after which half of a commit, unchanged meanwhile, is of a writer that died.
+    `presence`: shared by all logs of one node.
     """
 
-    def __init__(self, store: Store, patience: float = 30.0) -> None:
+    def __init__(
+        self, store: Store, patience: float = 30.0, presence: Presence | None = None
+    ) -> None:
+        self._presence = Presence() if presence is None else presence
         self.fence = 0
         self._store = store
         self._patience = patience
         self._half: tuple[str, bytes, float] | None = None
+        self._rarely = Rarely(logger)
 
     def pointer(self) -> Pointer | None:
         """What readers poll; None if nothing was ever committed, or it is damaged: the commits
@@ -61,7 +76,7 @@ class CommitLog:
         except MissingError:
             return None
         except HalfWrittenError as error:
-            logger.warning("%s; the newest commit is looked for instead", error)
+            self._rarely.warning("%s; a master that runs writes it anew", error)
             return None
         step, name = document.get("outer_step"), document.get("model_file")
         if type(step) is not int or step < 0 or not isinstance(name, str):
@@ -70,6 +85,7 @@ class CommitLog:
             words = f"{POINTER} names no commit: it is of another program or an older one"
             raise LogError(f"{words}. Use an empty folder for this run")
         check_tensor_name(name, "model", step)
+        self._presence.is_known = True
         return Pointer(step, name)
 
     def read(self, outer_step: int) -> Commit:
@@ -91,7 +107,7 @@ class CommitLog:
 
     def steps(self) -> list[int]:
         """Every outer step in the listing, in order."""
-        names = [_COMMIT.fullmatch(entry.name) for entry in self._store.entries(FOLDER)]
+        names = [COMMIT.fullmatch(entry.name) for entry in self._store.entries(FOLDER)]
         return sorted(int(match[1]) for match in names if match)
 
     def latest(self) -> Commit | None:
@@ -114,23 +130,34 @@ class CommitLog:
             return self._standing(newest - 1) if newest else None
 
     def _standing(self, newest: int) -> Commit:
-        commit = self.read(newest)
-        # The one before may be cleaned away, or damaged since: whoever made this one has read it.
-        with contextlib.suppress(MissingError, HalfWrittenError):
-            before = self.read(newest - 1) if newest else commit
-            if commit.fence < before.fence:
-                logger.warning(
-                    "outer step %d by %s is refused: its fencing number %d is lower than %d",
-                    newest,
-                    commit.master,
-                    commit.fence,
-                    before.fence,
-                )
-                return self._standing(newest - 1)
-            if before is not commit and commit.previous != before.sha256:
-                raise LogError(f"{commit_name(newest)} does not follow from the commit before it")
+        commit, before = self.read(newest), self._known(newest - 1)
+        if before is not None and commit.fence < before.fence:
+            words = "outer step %d by %s is refused: its fencing number %d is lower than %d"
+            self._rarely.warning(words, newest, commit.master, commit.fence, before.fence)
+            return self._standing(newest - 1)
+        if before is not None and commit.previous != before.sha256:
+            raise LogError(f"{commit_name(newest)} does not follow from the commit before it")
         self.fence = max(self.fence, commit.fence)
+        self._presence.is_known = True
         return commit
+
+    def require(self) -> None:
+        """Raises PassingError where commits were there, and none is any more."""
+        if self._presence.is_known and self._store.size(POINTER) is None and not self.steps():
+            words = "the Hub is gone: no commit is left of those that were there. Was it moved away"
+            raise PassingError(f"{words}, or is a file system not mounted?")
+
+    def _known(self, outer_step: int) -> Commit | None:
+        """A commit before the newest one, where it can be read.
+
+        It may be cleaned away, or damaged since: whoever made the next one has read it.
+        """
+        if outer_step < 0:
+            return None
+        try:
+            return self.read(outer_step)
+        except (MissingError, HalfWrittenError, LogError, PermanentError):
+            return None
 
     def append(self, commit: Commit) -> bool:
         """Commits; False if another one has this outer step. One that doesn't stand gives way."""
@@ -177,8 +204,9 @@ class CommitLog:
         """Every file that the `keep` newest commits name."""
         named: set[str] = set()
         for step in range(max(0, newest.outer_step - keep + 1), newest.outer_step + 1):
-            with contextlib.suppress(MissingError):
-                named |= self._files(self.read(step))
+            # One that is damaged is only history: what it named goes with it.
+            if (commit := self._known(step)) is not None:
+                named |= self._files(commit)
         return named
 
     def clean(self, newest: Commit, keep: int) -> None:
@@ -190,8 +218,9 @@ class CommitLog:
         old = [step for step in self.steps() if step < kept_from]
         named = self.named(newest, keep)
         for step in old:
-            with contextlib.suppress(LogError):
-                for name in self._files(self.read(step)) - named:
+            commit = self._known(step)
+            for name in set() if commit is None else self._files(commit) - named:
+                with contextlib.suppress(PermanentError):  # no file: that must not keep all others
                     self._store.remove(name)
             self._store.remove(commit_name(step))
         self._remove_orphans(newest.outer_step, named)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from trainer_core.diloco.commits import CommitLog
+from trainer_core.diloco.commits import CommitLog, Presence
 from trainer_core.diloco.ending import Ending
 from trainer_core.diloco.errors import DiLoCoError, StoreError
 from trainer_core.diloco.fingerprint import Spec
@@ -93,12 +93,15 @@ class DumbDiLoCoCoordinator(Ending):
         self._store = store if isinstance(store, Store) else Store.open(store)
         self._worker = Worker(self._spec)
         # Readers and the master's lane see the log at their own times; each keeps its own fence.
-        self._reader_log = CommitLog(self._store)
+        self._presence = presence = Presence()
+        self._reader_log = CommitLog(self._store, presence=presence)
         self._begin_exchanging(
             Reader(self._store, self._spec, self._reader_log),
-            Sender(self._store, self.node_id, self._spec, CommitLog(self._store)),
+            Sender(
+                self._store, self.node_id, self._spec, CommitLog(self._store, presence=presence)
+            ),
         )
-        self._begin_mastering(self._store, self._spec)
+        self._begin_mastering(self._store, self._spec, presence)
         self._is_fresh = True  # nothing was loaded, and no step was made yet
         self._is_started = False
         self._versions: list[int] | None = None
@@ -154,6 +157,8 @@ class DumbDiLoCoCoordinator(Ending):
         if saved.node_id != self.node_id:
             self._take_over_from(saved)
         self._reader_log.fence = max(self._reader_log.fence, saved.fence)
+        if self.role == "worker" and saved.counters.last_global_step >= 0:
+            self._presence.is_known = True  # a master may begin an empty Hub with its checkpoint
         self._prepare_outer(saved, state.get("outer"))
         self._is_fresh = False
         if self._sender.is_reconciled:

@@ -104,8 +104,8 @@ def metadata_of(
     }
 
 
-def judge_header(header: Header, node_id: str, local_step: int, spec: Spec) -> DeltaFacts:
-    """The facts of a delta that lies in this node's folder. Raises BadFileError if it can't fit."""
+def facts_of(header: Header, node_id: str, local_step: int) -> DeltaFacts:
+    """What a delta in this node's folder says of itself. Raises BadFileError if that can't be."""
     metadata = header.metadata
     if metadata.get("algorithm") != ALGORITHM:
         raise BadFileError(f"is of the algorithm {metadata.get('algorithm', 'none')[:40]!r}")
@@ -126,6 +126,12 @@ def judge_header(header: Header, node_id: str, local_step: int, spec: Spec) -> D
         raise BadFileError("has a base or a number of samples that can't be")
     if facts.since is not None and not 0 <= facts.since < max(1, facts.local_step):
         raise BadFileError(f"says that it begins after step {facts.since}")
+    return facts
+
+
+def judge_header(header: Header, node_id: str, local_step: int, spec: Spec) -> DeltaFacts:
+    """The same; also raises BadFileError where it does not fit the model."""
+    facts = facts_of(header, node_id, local_step)
     if (problem := spec.problem(header.tensors, only_floats=True)) is not None:
         raise BadFileError(problem)
     if facts.fingerprint not in (None, spec.fingerprint):

@@ -22,12 +22,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from trainer_core.diloco.errors import DiLoCoError, MissingError, StoreError
+from trainer_core.diloco.repeating import Rarely
 from trainer_core.diloco.store import Store
 
 logger = logging.getLogger(__name__)
 
 FOLDER = "global/lease"
-_NAME = re.compile(r"(\d{12})\.json")
+NAME = re.compile(r"(\d{12})\.json")
+"""The name of a lease within its folder."""
 _MOST_BYTES = 4096
 
 
@@ -48,6 +50,11 @@ class Claim(NamedTuple):
     beat: int
     is_released: bool
 
+    @property
+    def is_readable(self) -> bool:
+        """Whether anybody can tell whose it is."""
+        return self.beat >= 0
+
 
 def newest_claim(store: Store) -> Claim | None:
     """The claim with the highest number; None if there was never one."""
@@ -56,7 +63,7 @@ def newest_claim(store: Store) -> Claim | None:
         return None
     number = max(numbers)
     try:
-        document = json.loads(store.read(_name(number), 0, _MOST_BYTES))
+        document = json.loads(store.read(lease_name(number), 0, _MOST_BYTES))
         return Claim(
             number,
             str(document["holder"])[:64],
@@ -69,7 +76,10 @@ def newest_claim(store: Store) -> Claim | None:
 
 
 class Lease:
-    """The lease as one node sees it. `number`: the fencing number while it holds it, else None."""
+    """The lease as one node sees it. `number`: the fencing number while it holds it, else None.
+
+    `require`: asked where nobody has it; raises PassingError where the Hub itself is gone.
+    """
 
     def __init__(
         self,
@@ -78,7 +88,9 @@ class Lease:
         session: str,
         seconds: float,
         clock: Callable[[], float] = time.monotonic,
+        require: Callable[[], None] = lambda: None,
     ) -> None:
+        self._require = require
         self.number: int | None = None
         self.session = session
         self._store, self._node_id = store, node_id
@@ -110,6 +122,7 @@ class Lease:
                 return True
             claim = newest_claim(self._store)
             if claim is None:
+                self._require()
                 return self._take(1)
             # A process of this node that died needs no watching: node ids are unique, and an older
             # process that lives after all finds the higher number and stops.
@@ -127,10 +140,13 @@ class Lease:
             if self.number is None:
                 raise LeaseError(f"{self._node_id} is not the master", "")
             claim = newest_claim(self._store)
-            if claim is None or claim.number != self.number or claim.session != self.session:
+            if claim is None:
+                self._require()
+            # Under our number a file that can't be read is ours, damaged: the next beat mends it.
+            is_ours = claim is not None and claim.number == self.number
+            if claim is None or not is_ours or claim.session not in (self.session, ""):
                 self.number = None
-                words = f"{self._node_id} is no longer the master: {_holder(claim)} has the lease"
-                raise LeaseError(words, "" if claim is None else claim.holder)
+                raise self._lost(claim)
 
     def beat(self) -> None:
         """Says that the holder lives, if the lease is ours; else raises LeaseError."""
@@ -138,6 +154,21 @@ class Lease:
             self.check()
             self._beat += 1
             self._write(is_released=False)
+
+    def raise_above(self, fence: int) -> None:
+        """Takes a number above `fence`, where the one that it has is lower; else raises LeaseError.
+
+        For a log whose fencing numbers are higher than any lease file, since somebody removed
+        these: what was committed under a lower number would never count.
+        """
+        with self._lock:
+            if self.number is None or self.number >= fence:
+                return
+            self.check()
+            logger.warning("the lease files of fencing numbers up to %d were removed", fence)
+            self.number = None
+            if not self._take(fence + 1):
+                raise self._lost(newest_claim(self._store))
 
     def release(self) -> None:
         """Lets the next candidate take over at once. Without effect if the lease isn't ours."""
@@ -148,11 +179,19 @@ class Lease:
             self._write(is_released=True)
             self.number = None
 
+    def _lost(self, claim: Claim | None) -> LeaseError:
+        words = f"{self._node_id} is no longer the master: {_holder(claim)} has the lease"
+        if claim is not None and claim.holder == self._node_id:
+            words += ". That is another process under this node's id: each needs one of its own"
+        return LeaseError(words, "" if claim is None else claim.holder)
+
     def _take(self, number: int) -> bool:
         self._watched = None
         self._beat = 0
         content = self._content(is_released=False)
-        if not self._store.create(_name(number), content):
+        if not self._store.create(lease_name(number), content):
+            # Raises where something lies there that is no file, which nobody would ever get past.
+            self._store.size(lease_name(number))
             return False
         # An old listing may have hidden higher numbers, whose lower ones were removed.
         claim = newest_claim(self._store)
@@ -167,13 +206,13 @@ class Lease:
             for entry in self._store.entries(FOLDER):
                 match = _matched(entry.name)
                 if match and int(match[1]) < number:
-                    self._store.remove(_name(int(match[1])))
+                    self._store.remove(lease_name(int(match[1])))
         except StoreError as error:
             logger.debug("old lease files stay for now: %s", error)
 
     def _write(self, *, is_released: bool) -> None:
         assert self.number is not None
-        self._store.write(_name(self.number), self._content(is_released=is_released))
+        self._store.write(lease_name(self.number), self._content(is_released=is_released))
 
     def _content(self, *, is_released: bool) -> bytes:
         document = {"holder": self._node_id, "session": self.session, "beat": self._beat}
@@ -191,6 +230,7 @@ class Keeper:
 
     def __init__(self, lease: Lease, seconds: float) -> None:
         self._lease, self._interval = lease, seconds / 3
+        self._rarely = Rarely(logger)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="diloco lease", daemon=True)
         self._thread.start()
@@ -206,17 +246,18 @@ class Keeper:
             try:
                 self._lease.beat()
             except LeaseError as error:
-                logger.warning("%s", error)
+                self._rarely.warning("%s", error, about=f"lease of {error.holder}")
             except DiLoCoError as error:
-                logger.info("the lease could not be renewed: %s", error)
+                self._rarely.info("the lease could not be renewed: %s", error)
 
 
-def _name(number: int) -> str:
+def lease_name(number: int) -> str:
+    """The name of a lease file on the store."""
     return f"{FOLDER}/{number:012d}.json"
 
 
 def _matched(name: str) -> re.Match[str] | None:
-    return _NAME.fullmatch(name.rsplit("/", 1)[-1])
+    return NAME.fullmatch(name.rsplit("/", 1)[-1])
 
 
 def _holder(claim: Claim | None) -> str:

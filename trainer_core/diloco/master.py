@@ -26,6 +26,7 @@ from trainer_core.diloco.fingerprint import Spec, State, is_float
 from trainer_core.diloco.lease import Lease
 from trainer_core.diloco.outer import Average, Outer, nesterov
 from trainer_core.diloco.published import fetch_tensors
+from trainer_core.diloco.repeating import Rarely
 from trainer_core.diloco.settings import Settings
 from trainer_core.diloco.store import Store
 from trainer_core.diloco.tensorfile import (
@@ -72,6 +73,7 @@ class Master:
         self._kept: set[str] | None = None  # what the kept commits name, once for each commit
         self._waiting_since: float | None = None
         self._said_how_few = 0
+        self._rarely = Rarely(logger)
         # The lane of an earlier fit may still be at work when the next one begins.
         self._lock = threading.Lock()
 
@@ -85,6 +87,7 @@ class Master:
             self._lease.check()
             self._reload(first)
             if self.current is None:
+                self._log.require()
                 if first is None:
                     raise DiLoCoError("the Hub has no global model yet")
                 marks: dict[str, int] = {}
@@ -96,6 +99,7 @@ class Master:
                 else:
                     self.current = Current(commit, first)
             assert self.current is not None
+            self._lease.raise_above(self.current.commit.fence)
             self._mend_pointer(self.current.commit)
 
     def round(self) -> Commit | None:
@@ -246,7 +250,7 @@ class Master:
             try:
                 self._log.clean(commit, keep)
             except StoreError as error:
-                logger.info("what is not needed any more stays for now: %s", error)
+                self._rarely.info("what is not needed any more stays for now: %s", error)
 
     # Its parts
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainer_core.diloco.commits import CommitLog
+from trainer_core.diloco.commits import CommitLog, Presence
 from trainer_core.diloco.errors import DiLoCoError
 from trainer_core.diloco.fingerprint import Spec
 from trainer_core.diloco.lease import Keeper, Lease
@@ -30,10 +30,11 @@ class MasterSide:
     settings: Settings
     _worker: Worker
 
-    def _begin_mastering(self, store: Store, spec: Spec) -> None:
+    def _begin_mastering(self, store: Store, spec: Spec, presence: Presence) -> None:
         """The constructor's part."""
-        self._log = CommitLog(store, self.settings.lease_seconds)
-        self._lease = Lease(store, self.node_id, self.session, self.settings.lease_seconds)
+        seconds = self.settings.lease_seconds
+        self._log = CommitLog(store, seconds, presence)
+        self._lease = Lease(store, self.node_id, self.session, seconds, require=self._log.require)
         self._master = Master(store, self.node_id, spec, self.settings, self._lease, self._log)
         self._keeper: Keeper | None = None
         # Where the Hub has no commit yet, it begins with these.

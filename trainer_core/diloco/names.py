@@ -33,6 +33,15 @@ def check_node_id(text: str) -> str:
     return text
 
 
+def is_node_id(text: str) -> bool:
+    """Whether `check_node_id` takes it."""
+    try:
+        check_node_id(text)
+    except BadNameError:
+        return False
+    return True
+
+
 def check_name(text: str) -> str:
     """The text, if it is a name on the store: a relative path of portable parts, joined by `/`.
 

@@ -11,8 +11,9 @@ from trainer_core.diloco.commit import Commit, File, LogError, Pointer
 from trainer_core.diloco.commits import CommitLog
 from trainer_core.diloco.errors import MissingError
 from trainer_core.diloco.fingerprint import Spec, State
+from trainer_core.diloco.repeating import Rarely
 from trainer_core.diloco.store import Store
-from trainer_core.diloco.tensorfile import BadFileError, file_sha256, load, read_header
+from trainer_core.diloco.tensorfile import BadFileError, Header, file_sha256, load, read_header
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ def fetch_tensors(store: Store, file: File, spec: Spec, *, only_floats: bool) ->
 
     Raises BadFileError for what does not fit the model or the commit, MissingError, StoreError.
     """
-    header = read_header(store, file.name, file.size)
+    header = header_of(store, file)
     if (problem := spec.problem(header.tensors, only_floats=only_floats)) is not None:
         raise BadFileError(f"{file.name} {problem}")
     with tempfile.TemporaryDirectory(prefix="diloco-") as folder:
@@ -45,12 +46,20 @@ def fetch_tensors(store: Store, file: File, spec: Spec, *, only_floats: bool) ->
         return load(path)
 
 
+def header_of(store: Store, file: File) -> Header:
+    """The header of a file that a commit names. Raises BadFileError with its name, StoreError."""
+    try:
+        return read_header(store, file.name, file.size)
+    except BadFileError as error:
+        raise BadFileError(f"{file.name} {error}") from None
+
+
 class Reader:
     """Asks for the global model. One small request where there is nothing new."""
 
     def __init__(self, store: Store, spec: Spec, log: CommitLog) -> None:
         self._store, self._spec, self._log = store, spec, log
-        self._said_older = False
+        self._rarely = Rarely(logger)
 
     def newer_than(self, outer_step: int) -> Published | None:
         """The newest global model, if it is newer than this outer step; else None.
@@ -71,13 +80,10 @@ class Reader:
             return self._fetched(commit, commit.model.name)
 
     def _say_older(self, pointer: Pointer | None, outer_step: int) -> None:
-        older = (-1 if pointer is None else pointer.outer_step) < outer_step
-        if older and not self._said_older:
-            words = (
-                "the Hub's pointer is behind outer step %d, which this node has installed: it is"
-            )
-            logger.warning(words + " an older copy or another Hub, if that lasts", outer_step)
-        self._said_older = older
+        if (-1 if pointer is None else pointer.outer_step) < outer_step:
+            words = "the Hub's pointer is behind outer step %d, which this node has installed:"
+            words += " it is an older copy or another Hub, if that lasts"
+            self._rarely.warning(words, outer_step, about=words)
 
     def _fetched(self, commit: Commit, model_file: str) -> Published:
         if commit.model.name != model_file:

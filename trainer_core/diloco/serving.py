@@ -18,9 +18,10 @@ from trainer_core.diloco.fingerprint import Spec
 from trainer_core.diloco.lease import Keeper, Lease
 from trainer_core.diloco.master import Master
 from trainer_core.diloco.names import check_node_id
+from trainer_core.diloco.published import header_of
+from trainer_core.diloco.repeating import Rarely
 from trainer_core.diloco.settings import Settings
 from trainer_core.diloco.store import Store
-from trainer_core.diloco.tensorfile import read_header
 
 logger = logging.getLogger(__name__)
 
@@ -49,9 +50,11 @@ class Service:
         self.settings = settings
         log = CommitLog(store, settings.lease_seconds)
         node_id = check_node_id(node_id)
-        self._lease = Lease(store, node_id, uuid.uuid4().hex, settings.lease_seconds)
+        session, seconds = uuid.uuid4().hex, settings.lease_seconds
+        self._lease = Lease(store, node_id, session, seconds, require=log.require)
         self._master = Master(store, node_id, spec_of(store), settings, self._lease, log)
         self._keeper: Keeper | None = None
+        self._rarely = Rarely(logger)
         self._is_settled = False  # whether the last look left nothing to be looked at again
 
     def __enter__(self) -> Service:
@@ -99,7 +102,7 @@ class Service:
                 self._master.open(None)
             commit = self._master.round()
         except PassingError as error:
-            logger.warning("outer step failed, to be tried again: %s", error)
+            self._rarely.warning("outer step failed, to be tried again: %s", error)
             return None
         self._is_settled = not self._master.is_waiting
         return commit
@@ -113,7 +116,7 @@ class Service:
 def spec_of(store: Store) -> Spec:
     """Names, shapes and kinds of the global model's tensors, from its file's header."""
     commit = _newest(store)
-    spec = Spec(read_header(store, commit.model.name, commit.model.size).tensors)
+    spec = Spec(header_of(store, commit.model).tensors)
     if spec.fingerprint != commit.fingerprint:
         words = f"{commit.model.name} has not the tensors of the fingerprint {commit.fingerprint}"
         raise DiLoCoError(f"{words} that its commit gives")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 PARTS = frozenset({"node_id", "role", "fingerprint", "hub"})
-_MOST = 10**9
+MOST = 10**9
 """Of a count, and of seconds: what locks can wait for ends not far above."""
 
 
@@ -133,12 +133,12 @@ def _of_kind(name: str, kind: str, value: Any) -> Any:
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if kind == "int" and is_number and hasattr(value, "__index__"):
         whole = operator.index(value)
-        _require(whole <= _MOST, name, f"at most {_MOST:,}", value)
+        _require(whole <= MOST, name, f"at most {MOST:,}", value)
         return whole
     if kind == "float" and is_number:
         number = float(value)
         _require(math.isfinite(number), name, "finite", value)
-        _require(number <= _MOST or not name.endswith("seconds"), name, f"at most {_MOST:,}", value)
+        _require(number <= MOST or not name.endswith("seconds"), name, f"at most {MOST:,}", value)
         return number
     if kind == "frozenset[str]" and not isinstance(value, str):
         try:

@@ -4,14 +4,29 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from trainer_core.diloco.commit import FOLDER, Commit, File, LogError, Pointer, commit_name
-from trainer_core.diloco.commits import POINTER, CommitLog
-from trainer_core.diloco.deltas import NODES, delta_name, folder_of, step_of
-from trainer_core.diloco.errors import BadNameError, MissingError, PassingError, PermanentError
+from trainer_core.diloco.commit import FOLDER, Commit, Pointer
+from trainer_core.diloco.commits import COMMIT, POINTER, CommitLog
+from trainer_core.diloco.damage import (
+    Deltas,
+    deltas_of,
+    files_of,
+    foreign_in,
+    lease_problems,
+    looked_through,
+    newest_commit,
+    nodes_and_others,
+    plain,
+    pointer_of,
+    tensor_problems,
+)
+from trainer_core.diloco.errors import MissingError, PermanentError
+from trainer_core.diloco.fingerprint import Spec
+from trainer_core.diloco.lease import FOLDER as LEASES
+from trainer_core.diloco.lease import NAME as LEASE
 from trainer_core.diloco.lease import Claim, newest_claim
-from trainer_core.diloco.names import check_node_id
+from trainer_core.diloco.published import header_of
 from trainer_core.diloco.store import Store
-from trainer_core.diloco.tensorfile import BadFileError, read_header
+from trainer_core.diloco.tensorfile import BadFileError
 
 
 class NodeStatus(NamedTuple):
@@ -35,7 +50,8 @@ class Status(NamedTuple):
     """A Hub as it is now. `commit` and `pointer` are None where nothing was published yet.
 
     `problems`: what is wrong with it, and what mends that, a sentence each. `stray`: files beside
-    the global model that no commit on the store names, and their bytes together.
+    the global model that no commit on the store names, and their bytes together. `foreign`: names
+    among commits, leases and deltas that are none.
     """
 
     url: str
@@ -47,6 +63,7 @@ class Status(NamedTuple):
     global_bytes: int
     problems: list[str]
     stray: tuple[int, int]
+    foreign: list[str]
 
     @property
     def is_empty(self) -> bool:
@@ -76,141 +93,75 @@ class Status(NamedTuple):
             "node_bytes": sum(node.nbytes for node in self.nodes),
             "problems": self.problems,
             "stray": dict(zip(("files", "bytes"), self.stray, strict=True)),
+            "foreign": self.foreign,
         }
 
 
 def status_of(store: Store) -> Status:
-    """Looks at a Hub. Costs a listing and a header for each node, and the commits; no body.
+    """Looks at a Hub. Costs listings, the commits, and headers of deltas that wait; no body.
 
-    Raises StoreError where it can't be read, LogError where the log is not one.
+    Raises StoreError where it can't be read, LogError for a log of another program.
     """
     log = CommitLog(store)
-    try:
-        commit = log.latest()
-    except MissingError:
-        raise LogError(
-            f"{POINTER} names an outer step whose commit is not in {FOLDER}. A master that is "
-            "still running goes on with the next one; if none is, put it back from a copy"
-        ) from None
-    steps, entries = log.steps(), store.entries("global")
-    problems, named = _looked_through(log, commit, steps)
+    steps = log.steps()
+    problems: list[str] = []
+    if not steps:
+        log.pointer()  # raises where it is of another program, or names what nobody has
+    pointer = pointer_of(log, problems)
+    commit = newest_commit(log, steps, problems)
+    known = looked_through(store, log, commit, pointer, steps, problems)
+    problems += known.problems
     if commit is not None:
-        problems += _file_problems(store, commit)
-    strays = [entry.size for entry in entries if f"global/{entry.name}" not in {POINTER, *named}]
-    outer_step = -1 if commit is None else commit.outer_step
+        problems += tensor_problems(store, commit, known.commits)
+    claim = newest_claim(store)
+    problems += lease_problems(store, claim, commit)
+    folders, more, foreign = nodes_and_others(store)
+    problems += more
+    foreign += foreign_in(store, FOLDER, COMMIT.fullmatch)
+    foreign += foreign_in(store, LEASES, LEASE.fullmatch)
     marks = {} if commit is None else commit.watermarks
-    folders = [name for name in store.folders(NODES) if _is_node(name)]
-    nodes = sorted({*folders, *marks})
+    spec, nodes = _spec_of(store, commit), []
+    for node_id in sorted({*folders, *marks}):
+        found = deltas_of(store, node_id, marks.get(node_id), spec)
+        nodes.append(_node(node_id, found, commit, marks.get(node_id)))
+        problems += found.problems
+        foreign += found.foreign
+    named = {file.name for one in known.commits.values() for file in files_of(one)}
+    entries = store.entries("global")
+    strays = [entry.size for entry in entries if f"global/{entry.name}" not in {POINTER, *named}]
     return Status(
         store.url,
-        log.pointer(),
+        pointer,
         commit,
         len(steps),
-        newest_claim(store),
-        [_node(store, node_id, outer_step, marks.get(node_id)) for node_id in nodes],
+        claim,
+        nodes,
         sum(entry.size for entry in entries),
         problems,
         (len(strays), sum(strays)),
+        foreign,
     )
 
 
-def _looked_through(
-    log: CommitLog, newest: Commit | None, steps: list[int]
-) -> tuple[list[str], set[str]]:
-    """What is wrong with the log, and every file beside it that a commit names."""
-    problems: list[str] = []
-    named: set[str] = set()
-    last = -1 if newest is None else newest.outer_step
-    for step in steps:
-        if step > last:
-            problems.append(_not_standing(log, step))
-            continue
-        try:
-            commit = log.read(step)
-        except MissingError:
-            continue  # cleaned away since it was listed
-        except (LogError, PassingError, PermanentError) as error:
-            words = "it is only history, and cleaned away with time"
-            problems.append(f"{_plain(str(error))}; {words}")
-            continue
-        named |= {file.name for file in (commit.model, commit.momentum) if file is not None}
-    known = [step for step in steps if step <= last]
-    gaps = sorted(set(range(known[0], last)) - set(known)) if known else []
-    if gaps:
-        which = ", ".join(map(str, gaps[:5])) + (" …" if len(gaps) > 5 else "")
-        problems.append(
-            f"the log in {FOLDER} lacks outer step {which}: what was applied there can't be looked "
-            "up any more; nodes go on, since each commit says up to where all was dealt with"
-        )
-    return problems, named
-
-
-def _not_standing(log: CommitLog, step: int) -> str:
-    words = "the master replaces it when it makes this outer step"
+def _spec_of(store: Store, commit: Commit | None) -> Spec | None:
+    """The tensors of the global model; None where they can't be told."""
+    if commit is None:
+        return None
     try:
-        log.read(step)
-    except (LogError, PassingError, PermanentError, MissingError):
-        return f"{commit_name(step)} is half a commit: nobody takes it for one, and {words}"
-    return f"{commit_name(step)} has a lower fencing number than the commit before it; {words}"
+        spec = Spec(header_of(store, commit.model).tensors)
+    except (BadFileError, MissingError, PermanentError):
+        return None
+    return spec if spec.fingerprint == commit.fingerprint else None
 
 
-def _file_problems(store: Store, commit: Commit) -> list[str]:
-    """Of the files that the newest commit names: those that are not there as it says."""
-    problems = []
-    for what, file in (("global model", commit.model), ("outer momentum", commit.momentum)):
-        if file is None:
-            continue
-        found = _what_is_wrong(store, file)
-        if not found:
-            continue
-        problems.append(f"the {what} of outer step {commit.outer_step}, {file.name}, {found}")
-    if problems:
-        problems.append(
-            "no node can install that outer step until the master writes it again: one that is "
-            "running writes both files anew with its next outer step, one that is resumed from its "
-            "own checkpoint of that outer step writes these. Else put them back from a copy"
-        )
-    return problems
-
-
-def _what_is_wrong(store: Store, file: File) -> str:
-    """By size and header: the content is not read here."""
-    try:
-        size = store.size(file.name)
-        if size is None:
-            return "is missing"
-        if size != file.size:
-            return f"has {size:,} bytes where {file.size:,} were committed"
-        read_header(store, file.name, file.size)
-    except (BadFileError, MissingError) as error:
-        return f"can't be read: {_plain(str(error))}"
-    except PermanentError as error:
-        return f"can't be read, and has to be removed first: {_plain(str(error))}"
-    return ""
-
-
-def _node(store: Store, node_id: str, outer_step: int, mark: int | None) -> NodeStatus:
-    entries = store.entries(folder_of(node_id))
-    sizes = {step: size for name, size in entries if (step := step_of(name)) is not None}
-    last = max(sizes) if sizes else None
-    base, problem = None, None
-    if last is not None:
-        try:
-            header = read_header(store, delta_name(node_id, last), sizes[last])
-            base = int(header.metadata["base_outer_step"])
-        except (BadFileError, MissingError, KeyError, ValueError) as error:
-            problem = f"the header of its newest delta can't be read: {error}"
-    lag = None if base is None else outer_step - max(0, base)
-    nbytes = sum(sizes.values())
-    return NodeStatus(node_id, len(sizes), nbytes, last, base, lag, mark, problem)
-
-
-def _is_node(name: str) -> bool:
-    try:
-        check_node_id(name)
-    except BadNameError:
-        return False
-    return True
+def _node(node_id: str, found: Deltas, commit: Commit | None, mark: int | None) -> NodeStatus:
+    last = max(found.sizes, default=None)
+    facts = None if last is None else found.facts.get(last)
+    base = None if facts is None else facts.base_outer_step
+    lag = None if base is None or commit is None else commit.outer_step - max(0, base)
+    nbytes = sum(found.sizes.values())
+    problem = found.newest_problem
+    return NodeStatus(node_id, len(found.sizes), nbytes, last, base, lag, mark, problem)
 
 
 def status_lines(status: Status) -> list[str]:
@@ -242,6 +193,10 @@ def status_lines(status: Status) -> list[str]:
     if files:
         words = "that no commit names: of a master that died, or being written; the next cleans up"
         lines.append(f"stray          {files} files, {_size(nbytes)}, {words}")
+    if status.foreign:
+        names = ", ".join(plain(name) for name in status.foreign[:5])
+        more = " …" if len(status.foreign) > 5 else ""
+        lines.append(f"foreign        {len(status.foreign)} names that nobody reads: {names}{more}")
     return lines + _node_lines(status)
 
 
@@ -259,8 +214,7 @@ def _node_lines(status: Status) -> list[str]:
         for n in status.nodes
     ]
     widths = [max(len(row[i]) for row in [titles, *rows]) for i in range(len(titles))]
-    lines = ["", *(_row(row, widths) for row in [titles, *rows])]
-    return lines + [f"{n.node_id}: {_plain(n.problem)}" for n in status.nodes if n.problem]
+    return ["", *(_row(row, widths) for row in [titles, *rows])]
 
 
 def _row(row: list[str], widths: list[int]) -> str:
@@ -275,16 +229,11 @@ def _lease_words(lease: Claim | None) -> str:
     if lease is None:
         return "nobody yet"
     state = "has stopped; its place is free" if lease.is_released else f"beat {lease.beat}"
-    return f"{_plain(lease.holder)}, fencing number {lease.number}, {state}"
+    return f"{plain(lease.holder)}, fencing number {lease.number}, {state}"
 
 
 def _word(value: int | None) -> str:
     return "-" if value is None else str(value)
-
-
-def _plain(text: str) -> str:
-    """Names in files are anybody's: nothing in them may move a terminal's cursor."""
-    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _size(nbytes: int) -> str:

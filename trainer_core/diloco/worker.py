@@ -29,6 +29,7 @@ from trainer_core.diloco.deltas import (
 )
 from trainer_core.diloco.errors import PassingError
 from trainer_core.diloco.fingerprint import Spec, State, is_float
+from trainer_core.diloco.repeating import Rarely
 from trainer_core.diloco.store import Store
 from trainer_core.diloco.tensorfile import BadFileError, read_header, save, tensors_sha256
 from trainer_core.wrappers import plain_state
@@ -183,6 +184,7 @@ class Sender:
     def __init__(self, store: Store, node_id: str, spec: Spec, log: CommitLog) -> None:
         self.delivered_step = -1
         self.is_reconciled = False
+        self._rarely = Rarely(logger)
         self._store, self._node_id, self._spec, self._log = store, node_id, spec, log
 
     def reconcile(self) -> None:
@@ -205,7 +207,8 @@ class Sender:
         name = delta_name(self._node_id, job.step)
         if self.delivered_step > job.since:
             words = "steps %d to %d of %s are not sent: up to step %d all is delivered"
-            logger.info(words, job.since, job.step, self._node_id, self.delivered_step)
+            known = self._node_id, self.delivered_step
+            self._rarely.info(words, job.since, job.step, *known, about=words)
             return job
         sha256 = tensors_sha256(job.delta)
         if not self._is_there(name, sha256):
@@ -228,6 +231,7 @@ class Sender:
         return True
 
     def _put(self, job: Job, name: str, sha256: str) -> None:
+        self._log.require()
         metadata = metadata_of(job, self._node_id, self.delivered_step, self._spec, sha256)
         with tempfile.TemporaryDirectory(prefix="diloco-") as folder:
             path = Path(folder, "delta.safetensors")

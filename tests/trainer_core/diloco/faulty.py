@@ -132,6 +132,7 @@ class FaultyBackend(Backend):
         self._under, self._history = under, history
         self._random = random.Random(seed)
         self._lock = threading.Lock()
+        self._count = 0
         self._dead = False
 
     def read(self, name: str, start: int, end: int | None, take: Take) -> None:
@@ -200,8 +201,13 @@ class FaultyBackend(Backend):
         with self._lock:
             if self._dead:
                 raise Killed
-            number = len(self.log) + 1
-            fault = self.rule(number, method, name) if self.rule else None
+            self._count += 1
+            number = self._count
+        # Without the lock: a rule may wait for another thread that is about to come here.
+        fault = self.rule(number, method, name) if self.rule else None
+        with self._lock:
+            if self._dead:
+                raise Killed
             fault = fault or self._drawn(method)
             self.log.append((number, method, name, fault))
             self._dead = fault == "die"

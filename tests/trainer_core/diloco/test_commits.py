@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -158,3 +159,36 @@ def test_whatever_lies_there_instead_is_an_error_of_ours() -> None:
     store.write(POINTER, json.dumps(old).encode())
     with pytest.raises(LogError, match="names no commit: it is of another program"):
         log.pointer()
+
+
+def test_a_damaged_old_commit_hinders_no_cleaning() -> None:
+    store = Store.open(memory())
+    log, before = CommitLog(store), None
+    for step in range(6):
+        before = commit(step, before=before)
+        log.append(before)
+    for step, content in ((0, b""), (1, b"{}"), (3, b"{")):
+        store.write(commit_name(step), content)
+    assert before is not None
+    assert log.named(before, 3) == {
+        *(name for step in (4, 5) for name in (tensor_name("model", step, SHA),)),
+        *(f"nodes/w/delta_{step}.safetensors" for step in (4, 5)),
+    }
+    log.clean(before, 3)
+    assert log.steps() == [3, 4, 5]
+    log.clean(before, 2)
+    assert log.steps() == [4, 5] and log.latest() == before
+
+
+def test_what_cannot_be_removed_keeps_nothing_else(tmp_path: Path) -> None:
+    store = Store.open(tmp_path, attempts=1)
+    log, before = CommitLog(store), None
+    for step in range(4):
+        before = commit(step, before=before)
+        store.write(before.model.name, b"model")
+        log.append(before)
+    (tmp_path / "nodes/w/delta_0.safetensors/x").mkdir(parents=True)
+    assert before is not None
+    log.clean(before, 1)
+    assert log.steps() == [3]
+    assert [entry.name for entry in store.entries("global")] == [before.model.name[7:]]

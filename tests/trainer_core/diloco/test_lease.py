@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
-from tests.trainer_core.diloco.nodes import memory
-from trainer_core.diloco import Store
+from tests.trainer_core.diloco.nodes import Node, memory, new_model, replay, run
+from tests.trainer_core.diloco.test_overlaps import put
+from trainer_core.diloco import PermanentError, Store
+from trainer_core.diloco.commits import CommitLog
 from trainer_core.diloco.lease import Lease, LeaseError, newest_claim
+from trainer_core.diloco.serving import Service, Until, settings_of
 
 
 class Clock:
@@ -70,6 +74,55 @@ def test_a_lease_file_that_cannot_be_read_is_watched_like_any_other() -> None:
         assert lease.attempt()
         assert lease.number == 8
         store.remove("global/lease/000000000008.json")
+
+
+def test_what_is_no_file_in_the_place_of_a_lease_is_no_silent_wait(tmp_path: Path) -> None:
+    store, clock = Store.open(tmp_path, attempts=1), Clock()
+    (tmp_path / "global/lease/000000000001.json").mkdir(parents=True)
+    with pytest.raises(PermanentError, match="Is a directory"):
+        Lease(store, "a", "s1", 10.0, clock).attempt()
+
+
+def test_a_master_after_lost_lease_files_counts_on_from_the_log() -> None:
+    """Under a number below that of the newest commit nothing that it commits would count."""
+    store = Store.open(memory())
+    run([Node("w", "worker", lambda: store, steps=2)])
+    for life in (1, 2, 3):
+        run([Node("m", "master", lambda: store, steps=2 * life)])
+        if life > 1:
+            assert len(store.entries("global/lease")) == 1
+    log = CommitLog(store)
+    newest = log.latest()
+    assert newest is not None and newest.fence == 3
+    for entry in store.entries("global/lease"):
+        store.remove(f"global/lease/{entry.name}")
+    put(store, 4, 2)
+    with Service(store, "s", settings_of(store, keep_commits=None)) as service:
+        assert service.run(Until(idle=0.0), lambda _: None) == 1
+    made = log.latest()
+    assert made is not None
+    assert (made.outer_step, made.fence, made.master) == (newest.outer_step + 1, 4, "s")
+    assert replay(store, new_model().state_dict())[-1] == ("w", 4)
+
+
+def test_a_living_master_mends_its_lease_file() -> None:
+    store, clock = Store.open(memory()), Clock()
+    lease = Lease(store, "a", "s1", 10.0, clock)
+    assert lease.attempt()
+    for content in (b"", b"[", b"{}"):
+        store.write("global/lease/000000000001.json", content)
+        lease.check()
+        lease.beat()
+        claim = newest_claim(store)
+        assert claim is not None and (claim.holder, claim.session) == ("a", "s1")
+
+
+def test_a_process_with_the_same_node_id_is_named_as_such() -> None:
+    store, clock = Store.open(memory()), Clock()
+    first, second = Lease(store, "a", "s1", 10.0, clock), Lease(store, "a", "s2", 10.0, clock)
+    assert first.attempt() and second.attempt()
+    with pytest.raises(LeaseError, match="another process under this node's id"):
+        first.check()
 
 
 def test_of_many_candidates_that_see_the_same_exactly_one_gets_the_number() -> None:

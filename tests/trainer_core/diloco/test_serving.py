@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -72,16 +73,56 @@ def test_what_it_cannot_serve_it_says(tmp_path: Path, capsys: pytest.CaptureFixt
     master = Node("m", "master", lambda: store, steps=9, lease_seconds=0.4)
     life = master.life()
     next(life)
-    for option, words in (
-        (["--node-id", "A/B"], "'A/B'"),
-        (["--quorum", "0"], "quorum must be at least 1"),
-        (["--lease-seconds", "60"], "m (fencing number 1) is the master and alive"),
-    ):
-        assert main(["serve", str(hub), "--once", *option]) == 3
-        assert words in capsys.readouterr().err
+    assert main(["serve", str(hub), "--once", "--lease-seconds", "60"]) == 3
+    assert "m (fencing number 1) is the master and alive" in capsys.readouterr().err
     assert master.coordinator is not None
     master.coordinator.stop()
     assert main(["serve", str(hub), "--rounds", "1", "--until-idle", "0"]) == 0
+
+
+USAGE = {
+    "--rounds 0": "must be a whole number of at least 1, and at most 1,000,000,000, not '0'",
+    "--rounds 1.5": "must be a whole number of at least 1, and at most 1,000,000,000, not '1.5'",
+    "--until-idle -1": "must be a number of at least 0, and at most 1,000,000,000, not '-1'",
+    "--node-id A/B": "'A/B': not a node id",
+    "--outer-lr 0": "must be above 0, not 0.0",
+    "--outer-lr x": "must be a finite number, not 'x'",
+    "--outer-momentum 1": "must be in [0, 1), not 1.0",
+    "--quorum 0": "must be at least 1, not 0",
+    "--quorum 9999999999": "must be at most 1,000,000,000, not 9999999999",
+    "--quorum-seconds 0": "must be None or above 0, not 0.0",
+    "--weighting size": "invalid choice: 'size'",
+    "--max-staleness -1": "must be None or at least 0, not -1",
+    "--max-norm inf": "must be a finite number, not 'inf'",
+    "--keep-commits -1": "must be a whole number of at least 0, and at most",
+    "--lease-seconds nan": "must be a number of at least 0.1, and at most",
+    "--poll-seconds 0": "must be a number of at least 0.01, and at most",
+    "--timeout 0": "must be a number above 0, and at most 1,000,000,000, not '0'",
+    "--timeout inf": "must be a number above 0, and at most 1,000,000,000, not 'inf'",
+    "--attempts 0": "must be a whole number of at least 1, and at most",
+}
+
+
+@pytest.mark.parametrize("option", USAGE)
+def test_an_option_out_of_range_is_wrong_usage_in_one_line(
+    capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    name = option.split()[0]
+    verbs = ["serve"] + (["status"] if name in ("--timeout", "--attempts") else [])
+    for verb in verbs:
+        with pytest.raises(SystemExit) as ended:
+            main([verb, "nowhere", *option.split()])
+        assert ended.value.code == 2
+        said = capsys.readouterr()
+        assert said.out == "" and said.err.count("\n") == 1
+        assert said.err.startswith(f"error: argument {name}: {USAGE[option]}")
+
+
+def test_every_option_with_a_value_has_its_range_tried(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    named = set(re.findall(r"^  (--[a-z-]+) [A-Z{]", capsys.readouterr().out, re.M))
+    assert named == {option.split()[0] for option in USAGE}
 
 
 def test_a_signal_ends_it_and_the_lease_is_given_back(tmp_path: Path) -> None:

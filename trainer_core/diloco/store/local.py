@@ -35,6 +35,7 @@ class LocalBackend(Backend):
         self.root = os.path.abspath(directory)
         self.timeout = timeout
         self._swept: set[str] = set()
+        self._has_seen = False  # the directory: one that is gone later is never made anew
 
     def read(self, name: str, start: int, end: int | None, take: Take) -> None:
         run_watched(lambda pulse: self._read(name, start, end, take, pulse), self.timeout)
@@ -121,6 +122,7 @@ class LocalBackend(Backend):
         try:
             with os.scandir(self._inside(folder)) as entries:
                 found = [self._found(entry) for entry in entries]
+                self._has_seen = True
         except FileNotFoundError:
             return []
         return [one for one in found if one is not None]
@@ -162,13 +164,22 @@ class LocalBackend(Backend):
         """The path to write to, its folder made and inside; a link as the last part is replaced."""
         folder, last = os.path.split(name)
         directory = self._inside(folder)
-        if make and not os.path.isdir(directory):
-            parent = os.path.dirname(self.root)
-            if not os.path.isdir(parent):
-                # Made by us it might hide that a shared directory isn't mounted.
-                raise NotADirectoryError(errno.ENOTDIR, "no such directory", parent)
+        if make:
+            self._require_root()
             make_directories(directory)
+            self._has_seen = True
         return os.path.join(directory, last)
+
+    def _require_root(self) -> None:
+        """That it is there, or may be made: that might hide that a file system isn't mounted."""
+        if os.path.isdir(self.root):
+            return
+        if self._has_seen:
+            words = "the directory of the store is gone: was it moved away, or not mounted?"
+            raise OSError(errno.ESTALE, words, self.root)
+        parent = os.path.dirname(self.root)
+        if not os.path.isdir(parent):
+            raise NotADirectoryError(errno.ENOTDIR, "no such directory", parent)
 
     def _sweep(self, written: str) -> None:
         """Removes what killed writers left in this folder; once for each folder, never fails."""

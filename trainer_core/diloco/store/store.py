@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from trainer_core.diloco.errors import MissingError, PassingError, PermanentError, StoreError
 from trainer_core.diloco.names import check_name, is_part
+from trainer_core.diloco.repeating import Rarely
 from trainer_core.diloco.store.backend import Backend, Take
 from trainer_core.diloco.store.urls import open_backend, parse
 
@@ -75,6 +76,7 @@ class Store:
         self._secrets = secrets
         self._lock = threading.Lock()
         self._closed = threading.Event()
+        self._rarely = Rarely(logger)
         # Its own, so that training's random numbers stay as they are; seeded by the system.
         self._jitter = random.Random()  # noqa: S311  (not for secrets)
 
@@ -279,7 +281,7 @@ class Store:
             bound = min(LONGEST_WAIT_S, self.first_wait_s * 2 ** (attempt - 1))
             wait = self._jitter.uniform(0, bound)
             words = "try %d of %d failed, the next in %.1f s: %s"
-            logger.info(words, attempt, self._attempts, wait, failure)
+            self._rarely.info(words, attempt, self._attempts, wait, failure, about=str(failure))
             self._closed.wait(wait)
             attempt += 1
 
