@@ -60,7 +60,7 @@ class Beginning:
 
     def resume(self, state: Mapping[str, Any], *, allow_partial: Collection[str] = ()) -> None:
         """Goes on from a checkpoint."""
-        raise NotImplementedError
+        raise NotImplementedError  # Resumable has it
 
     @staticmethod
     def _warn(title: str, lines: list[str], stacklevel: int = 3) -> None:

@@ -164,9 +164,9 @@ def test_what_a_program_has_not_made_yet_is_made(tmp_path: Path) -> None:
     one.fit(2)
     assert words(again, saved(one, tmp_path)) == []
     mine, other = again.model, one.model
-    assert mine.rng.random() == other.rng.random()  # type: ignore[operator, union-attr]
-    assert mine.old.rand() == other.old.rand() and mine.py.random() == other.py.random()  # type: ignore[operator, union-attr]
-    assert torch.equal(mine.torchs.get_state(), other.torchs.get_state())  # type: ignore[operator, union-attr]
+    assert mine.rng.random() == other.rng.random()  # type: ignore[operator, union-attr]  # a Linear
+    assert mine.old.rand() == other.old.rand() and mine.py.random() == other.py.random()  # type: ignore[operator, union-attr]  # a Linear
+    assert torch.equal(mine.torchs.get_state(), other.torchs.get_state())  # type: ignore[operator, union-attr]  # a Linear
     assert "mask" in mine._buffers and "mask" not in mine.state_dict()
     assert torch.equal(mine.mask, torch.arange(3.0))  # type: ignore[arg-type]
 
@@ -462,7 +462,7 @@ def test_an_ordinary_model_is_not_talked_about(tmp_path: Path) -> None:
     assert torch.equal(again.model.mask, one.model.mask)  # type: ignore[arg-type]
     for trained in (one, again):
         if trained.model.file:
-            trained.model.file.close()  # type: ignore[operator, union-attr]
+            trained.model.file.close()  # type: ignore[operator, union-attr]  # a Linear
 
 
 def test_a_model_that_remembers_nothing_costs_no_bytes() -> None:
@@ -629,7 +629,7 @@ def test_a_rank_gets_its_own_and_a_new_one_no_generators() -> None:
     def state(calls: int) -> dict[str, Any]:
         one = trainer(Model(count, calls=calls, rng=torch.Generator().manual_seed(calls)))
         one.fit(1)
-        one.model.rng.manual_seed(calls + 1)  # type: ignore[operator, union-attr]
+        one.model.rng.manual_seed(calls + 1)  # type: ignore[operator, union-attr]  # a Linear
         return one.state_dict()
 
     states = [state(0), state(5)]
@@ -685,7 +685,7 @@ def test_a_layer_of_the_model_that_a_loss_holds_is_kept_once(tmp_path: Path) -> 
 
         def __call__(self, model: Any, batch: Any) -> Any:
             self.calls += 1
-            return model(batch) + self.layer.weight.square().sum()  # type: ignore[operator, union-attr]
+            return model(batch) + self.layer.weight.square().sum()  # type: ignore[operator, union-attr]  # a Linear
 
     def begun() -> Trainer:
         model = Model()

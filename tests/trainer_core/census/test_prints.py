@@ -93,7 +93,7 @@ def test_features_data_and_weights_of_samples(tmp_path: Path) -> None:
         loader = DataLoader(
             rows, batch_size=4, sampler=sampler, collate_fn=torch.utils.data.default_collate
         )
-        loss = lambda model, batch: model(batch[0])  # noqa: E731
+        loss = lambda model, batch: model(batch[0])  # noqa: E731 - made anew each time
         return trainer(model, loader, loss_fn=loss)
 
     paths = [line.partition(": ")[0] for line in said(make, tmp_path)]

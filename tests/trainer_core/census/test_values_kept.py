@@ -140,12 +140,12 @@ def test_what_a_step_sets_comes_back(tmp_path: Path, make: Any, first: str) -> N
     """Where there was nothing, and where there was such a thing that was replaced."""
     before = None if first == "nothing" else make()
     one, again = (trainer(Model(lambda m: setattr(m, "it", make()), it=before)) for _ in range(2))
-    one.model.it = None  # type: ignore[assignment]
+    one.model.it = None  # type: ignore[assignment]  # of torch's __setattr__
     one.fit(1)
     if first == "nothing":
         assert words(again, saved(one, tmp_path)) == []
     else:
-        one.model.more = make()  # type: ignore[assignment]
+        one.model.more = make()  # type: ignore[assignment]  # as above
         assert words(again, saved(one, tmp_path)) == []
     for name in ("it",) if first == "nothing" else ("it", "more"):
         its: Any = vars(again.model)[name]
@@ -191,7 +191,7 @@ def test_an_attribute_of_a_container_of_ones_own_is_kept(tmp_path: Path) -> None
     one, again = (trainer(Model(grow, it=meter())) for _ in range(2))
     one.fit(2)
     assert words(again, saved(one, tmp_path)) == []
-    assert again.model.it.total == 5.0  # type: ignore[union-attr]
+    assert again.model.it.total == 5.0  # type: ignore[union-attr]  # the meter
 
 
 def test_what_was_one_object_is_one_again_and_others_stay_apart(tmp_path: Path) -> None:
@@ -341,7 +341,7 @@ def test_readings_of_clocks_are_no_state() -> None:
     census = Census({"it": thing})
     thing.started, thing.last = time.perf_counter(), time.time()
     thing.nanoseconds, thing.when = time.time_ns(), datetime.datetime.now()
-    thing.seconds, thing.loss = 12.5, time.perf_counter()  # type: ignore[assignment]
+    thing.seconds, thing.loss = 12.5, time.perf_counter()  # type: ignore[assignment]  # int before
     assert census.section()["it"][""].keys() == {"seconds", "loss"}
 
 

@@ -92,7 +92,7 @@ def test_a_hub_that_is_gone_and_a_damaged_pointer_are_said_once(
 ) -> None:
     url = a_hub()
     gone = [False]
-    rule: Rule = lambda number, method, name: "passing" if gone[0] else None  # noqa: E731
+    rule: Rule = lambda number, method, name: "passing" if gone[0] else None  # noqa: E731 - typed as a whole
 
     def store() -> Store:
         return FaultyStore(Store.open(url), rule=rule)
