@@ -10,6 +10,7 @@ inside of them could do harm. Only the random generators that they hold are look
 
 from __future__ import annotations
 
+import argparse
 import functools
 import itertools
 import sys
@@ -59,7 +60,7 @@ _INTERNALS: dict[type, frozenset[str]] = {
 
 
 class Owner(NamedTuple):
-    """`looked_at`: "all" attributes, only "values" (numbers and text), or only "generators".
+    """`looked_at`: "all" attributes, only "values" (see `_is_value`), or only "generators".
 
     `is_hidden`: no state dict of the run has it. `but`: names that are not looked at.
     """
@@ -162,9 +163,10 @@ def _objects_at(path: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
 
 def attributes_of(owner: Owner) -> Iterator[tuple[str, Any]]:
     """The attributes that are looked at, with a module's buffers that its state dict has not."""
-    wanted = {"values": _is_scalar, "generators": is_generator}.get(owner.looked_at)
     for name, value in _own_attributes(owner):
-        if wanted is None or wanted(value):
+        if owner.looked_at == "values" and not _is_value(name, value):
+            continue
+        if owner.looked_at != "generators" or is_generator(value):
             yield name, value
     if isinstance(owner.thing, torch.nn.Module):
         yield from buffers_of(owner)
@@ -197,8 +199,14 @@ def buffers_of(owner: Owner) -> Iterator[tuple[str, Any]]:
             yield name, module._buffers[name]
 
 
-def _is_scalar(value: Any) -> bool:
-    return value is None or isinstance(value, (bool, int, float, str))
+def _is_value(name: str, value: Any) -> bool:
+    """Numbers and text; what a program has put there also as a list or the like, or a generator.
+
+    Tensors are torch's own business: some of its hooks set one at each step.
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return True
+    return not name.startswith("_") and (isinstance(value, CONTAINERS) or is_generator(value))
 
 
 def _is_data(kind: type) -> bool:
@@ -219,7 +227,7 @@ def is_own(item: Any, holder: Any) -> bool:
 
     What is in one of torch's datasets or samplers is looked at whatever it is from.
     """
-    if isinstance(item, types.SimpleNamespace) or _is_data(type(item)):
+    if isinstance(item, (types.SimpleNamespace, argparse.Namespace)) or _is_data(type(item)):
         return True
     package = package_of(item)
     if package in _NEVER_OWN or package == "builtins":

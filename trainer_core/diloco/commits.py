@@ -145,7 +145,10 @@ class CommitLog:
         """Raises PassingError where commits were there, and none is any more."""
         if self._presence.is_known and self._store.size(POINTER) is None and not self.steps():
             words = "the Hub is gone: no commit is left of those that were there. Was it moved away"
-            raise PassingError(f"{words}, or is a file system not mounted?")
+            words += (
+                ", or is a file system not mounted? If it is lost, a master that is resumed with"
+            )
+            raise PassingError(f"{words} accept_other={{'hub'}} begins it anew")
 
     def _known(self, outer_step: int) -> Commit | None:
         """A commit before the newest one, where it can be read.

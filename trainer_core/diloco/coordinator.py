@@ -157,8 +157,11 @@ class DumbDiLoCoCoordinator(Ending):
         if saved.node_id != self.node_id:
             self._take_over_from(saved)
         self._reader_log.fence = max(self._reader_log.fence, saved.fence)
-        if self.role == "worker" and saved.counters.last_global_step >= 0:
-            self._presence.is_known = True  # a master may begin an empty Hub with its checkpoint
+        was_there = (
+            saved.fence > 0 if self.role == "master" else saved.counters.last_global_step >= 0
+        )
+        if was_there and "hub" not in self.settings.accept_other:
+            self._presence.is_known = True
         self._prepare_outer(saved, state.get("outer"))
         self._is_fresh = False
         if self._sender.is_reconciled:

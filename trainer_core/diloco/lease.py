@@ -71,7 +71,7 @@ def newest_claim(store: Store) -> Claim | None:
             int(document["beat"]),
             bool(document.get("released", False)),
         )
-    except (MissingError, ValueError, KeyError, TypeError):
+    except (MissingError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return Claim(number, "unknown", "", -1, False)
 
 
@@ -155,14 +155,17 @@ class Lease:
             self._beat += 1
             self._write(is_released=False)
 
-    def raise_above(self, fence: int) -> None:
-        """Takes a number above `fence`, where the one that it has is lower; else raises LeaseError.
+    def raise_above(self, fence: int, session: str) -> None:
+        """Takes a number above `fence`, where the one that it has is not; else raises LeaseError.
 
-        For a log whose fencing numbers are higher than any lease file, since somebody removed
-        these: what was committed under a lower number would never count.
+        `session` is whose number `fence` is; its own may stay. For a log whose fencing numbers are
+        higher than any lease file, since somebody removed these: what was committed under a lower
+        number would never count.
         """
         with self._lock:
-            if self.number is None or self.number >= fence:
+            if self.number is None or self.number > fence:
+                return
+            if self.number == fence and session == self.session:
                 return
             self.check()
             logger.warning("the lease files of fencing numbers up to %d were removed", fence)

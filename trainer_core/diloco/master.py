@@ -99,7 +99,7 @@ class Master:
                 else:
                     self.current = Current(commit, first)
             assert self.current is not None
-            self._lease.raise_above(self.current.commit.fence)
+            self._lease.raise_above(self.current.commit.fence, self.current.commit.session)
             self._mend_pointer(self.current.commit)
 
     def round(self) -> Commit | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import array
 import collections
 import copy
@@ -13,6 +14,7 @@ import fractions
 import itertools
 import math
 import pathlib
+import random
 import time
 import uuid
 from collections.abc import Callable
@@ -355,3 +357,36 @@ def test_readings_of_clocks_are_no_state() -> None:
 )
 def test_what_is_no_reading_of_a_clock(name: str, value: Any) -> None:
     assert not is_reading(name, value)
+
+
+def test_what_a_program_puts_on_objects_of_torch(tmp_path: Path) -> None:
+    """Lists and the like, and generators; of a callback's Namespace all."""
+
+    class Counts:
+        def __init__(self) -> None:
+            self.seen = argparse.Namespace(steps=0)
+
+        def on_step_end(self, one: Any, step: int, metrics: Any) -> None:
+            self.seen.steps += 1
+            one.model.history.append(step)
+            one.model.last.append(step)
+            one.model.draws.random()
+            one.optimizer.rates = {"all": [step]}
+
+    def begun() -> Any:
+        model: Any = nn.Sequential(Model())
+        model.history, model.last = [], collections.deque(maxlen=2)
+        model.draws = random.Random(5)
+        return trainer(model, callbacks=[Counts()])
+
+    one, again = begun(), begun()
+    one.fit(3)
+    assert words(again, saved(one, tmp_path)) == []
+    again.fit(3)
+    assert again.model.history == [1, 2, 3]
+    assert list(again.model.last) == [2, 3] and again.model.last.maxlen == 2
+    expected = random.Random(5)
+    drawn = [expected.random() for _ in range(4)]
+    assert again.model.draws.random() == drawn[3]
+    assert again.optimizer.rates == {"all": [3]}
+    assert next(iter(again._callbacks.others.values())).seen.steps == 3

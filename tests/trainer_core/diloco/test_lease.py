@@ -105,6 +105,30 @@ def test_a_master_after_lost_lease_files_counts_on_from_the_log() -> None:
     assert replay(store, new_model().state_dict())[-1] == ("w", 4)
 
 
+def test_lost_lease_files_of_the_first_master_are_counted_on_from_too() -> None:
+    """Its number is the one that a new count would begin with."""
+    store = Store.open(memory())
+    run([Node("w", "worker", lambda: store, steps=2), Node("m", "master", lambda: store, steps=2)])
+    newest = CommitLog(store).latest()
+    assert newest is not None and newest.fence == 1
+    for entry in store.entries("global/lease"):
+        store.remove(f"global/lease/{entry.name}")
+    put(store, 4, 2)
+    with Service(store, "s", settings_of(store, keep_commits=None)) as service:
+        service.run(Until(idle=0.0), lambda _: None)
+    made = CommitLog(store).latest()
+    assert made is not None and made.outer_step > newest.outer_step
+    assert (made.fence, made.master) == (2, "s")
+
+
+def test_a_lease_file_nested_without_end_is_one_that_cannot_be_read() -> None:
+    store = Store.open(memory())
+    store.write("global/lease/000000000002.json", b"[" * 100_000)
+    claim = newest_claim(store)
+    assert claim is not None
+    assert (claim.number, claim.holder, claim.is_readable) == (2, "unknown", False)
+
+
 def test_a_living_master_mends_its_lease_file() -> None:
     store, clock = Store.open(memory()), Clock()
     lease = Lease(store, "a", "s1", 10.0, clock)
