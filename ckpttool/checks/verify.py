@@ -135,7 +135,11 @@ def _verify_file(path: str, depth: Depth, jobs: int | None, progress: Progress |
         if step is not None and os.path.isdir(path):
             records = read_records(os.path.dirname(os.path.normpath(path)) or os.curdir)
             result = find_files([Look(step, result)], records, depth, workers)[0]
-    _name_remedy(result.findings, lambda: _sibling_command(path, step))
+    if result.verdict.is_valid:
+        is_sharded = os.path.isdir(path)
+        _name_remedy(result.findings, lambda: _mend_of_valid(path, is_sharded))
+    else:
+        _name_remedy(result.findings, lambda: _sibling_command(path, step))
     for finding in result.findings:
         if finding.id == FileElsewhere.id and result.verdict.places:
             finding.remedy = command("repair", os.path.dirname(os.path.normpath(path)) or os.curdir)
@@ -324,6 +328,7 @@ _BY_SIBLING = frozenset(check.id for check in container_checks.FROM_ANOMALIES if
 
 
 _WRONG_STEP = "SCH102"
+_LOADS_ALL_THE_SAME = "copy the step again from its source, if that is whole; it loads as it is"
 _NOTHING_MENDS = "copy the step again from its source: nothing mends a sharded step"
 
 
@@ -342,7 +347,15 @@ def _name_remedies(subject: DirectorySubject, item: Examined) -> None:
             finding.remedy = repair
         if item.verdict.places and finding.id == FileElsewhere.id:
             finding.remedy = repair
-    _name_remedy(item.findings, lambda: repair if helps else _NOTHING_MENDS)
+    if item.verdict.is_valid:  # `repair` leaves it as it is
+        _name_remedy(item.findings, lambda: _mend_of_valid(item.entry.path, item.entry.is_sharded))
+    else:
+        _name_remedy(item.findings, lambda: repair if helps else _NOTHING_MENDS)
+
+
+def _mend_of_valid(path: str, is_sharded: bool) -> str:
+    """What mends a file that loads as it should, and has a fault beside its content."""
+    return _LOADS_ALL_THE_SAME if is_sharded else f"{command('mend', path)} -o OUT"
 
 
 def _name_remedy(findings: list[Finding], remedy: Callable[[], str | None]) -> None:

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 from ckpttool.checks.base import command
 from ckpttool.checks.measure import CancelledError, Meter, Workers
 from ckpttool.checks.verify import Report, verify
+from ckpttool.cli.main import main
 from ckpttool.errors import UnreadableError
 from ckpttool.findings import Severity
 from tests import corrupt
@@ -41,6 +43,20 @@ def test_a_report_is_plain_data(run: Path) -> None:
         "findings": [],
     }
     assert (report.worst, report.could_not_check) == (None, False)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_warning_of_a_valid_file_names_what_mends_it(run: Path, alone: bool) -> None:
+    """`repair` leaves a valid step as it is. Byte 20 is of a size that torch does not read."""
+    path = run / name(4)
+    path.write_bytes(corrupt.flip_bit(step_bytes(4), 20, 0))
+    report = verify(path if alone else run)
+    (finding,) = report.findings
+    assert (finding.id, finding.severity) == ("FIL113", Severity.WARNING)
+    assert finding.remedy == f"{command('mend', str(path))} -o OUT"
+    done = CliRunner().invoke(main, ["mend", str(path), "-o", str(run / "OUT")])
+    assert done.exit_code == 0, done.output
+    assert (run / "OUT").read_bytes() == step_bytes(4)
 
 
 def test_findings_come_worst_first(run: Path) -> None:
