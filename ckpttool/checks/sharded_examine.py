@@ -90,6 +90,8 @@ def judge_sharded(
     subject = ShardedSubject(sharded.path, anomalies)
     for check in CHECKS:
         findings += check.look(subject)
+    shards = sharded.listed.shards
+    findings += trust_checks.WritableByOthers.look_at_step(sharded.path, shards)
     _say_could_not_check(findings)
     if step is None:
         for finding in findings:

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ckpttool.checks.base import DirectorySubject, FileCheck, FileSubject, few, plural, quoted
@@ -254,9 +255,30 @@ class WritableByOthers(FileCheck):
             yield cls.at(pointer.path, "everybody may make the pointer name another file")
 
     @classmethod
+    def look_at_step(cls, path: str, names: Iterable[str]) -> Iterator[Finding]:
+        """The same for the directory of a sharded step, and for these files in it together."""
+        mode = _mode(path)
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            yield cls.at(path, "everybody may add and replace files here")
+        found = [name for name in names if _mode(os.path.join(path, name)) & stat.S_IWOTH]
+        if found:
+            words = f"{plural(len(found), 'shard')} may be written by everybody: {few(found)}"
+            remedy = f"chmod -R o-w -- {quoted(path)}"
+            yield cls.finding(Place(path), words, remedy, names=found[:_MOST])
+
+    @classmethod
     def at(cls, path: str, words: str) -> Finding:
         """The finding for a path."""
         return cls.finding(Place(path), words, f"chmod o-w -- {quoted(path)}")
+
+
+def _mode(path: str) -> int:
+    """The mode of what is no link; 0, which allows nothing, where there is nothing."""
+    try:
+        mode = os.lstat(path).st_mode
+    except OSError:
+        return 0
+    return 0 if stat.S_ISLNK(mode) else mode
 
 
 class OddCharacters(FileCheck):

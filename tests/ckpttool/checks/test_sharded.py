@@ -70,6 +70,23 @@ def test_a_healthy_step_is_valid_by_its_name_and_intact_by_another(step: Path) -
     assert verify(other, finite=True).files[0].state == "intact"
 
 
+def test_what_everybody_may_write_is_said(step: Path) -> None:
+    """Of the shards together, of the directory unless its sticky bit keeps others off."""
+    shard(step, 0).chmod(0o666)
+    shard(step, 1).chmod(0o646)
+    step.chmod(0o777)
+    words = [one.words for one in verify(step).findings if one.id == "TRU108"]
+    names = f"{shard(step, 0).name}, {shard(step, 1).name}"
+    assert words == [
+        "everybody may add and replace files here",
+        f"2 shards may be written by everybody: {names}",
+    ]
+    step.chmod(0o1777)
+    shard(step, 0).chmod(0o644)
+    shard(step, 1).chmod(0o644)
+    assert "TRU108" not in ids(verify(step))
+
+
 def test_a_quick_look_opens_no_shard(step: Path) -> None:
     for rank in (0, 1):
         shard(step, rank).write_bytes(bytes(shard(step, rank).stat().st_size))
