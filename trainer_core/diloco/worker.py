@@ -206,15 +206,22 @@ class Sender:
             self.reconcile()
         name = delta_name(self._node_id, job.step)
         if self.delivered_step > job.since:
-            words = "steps %d to %d of %s are not sent: up to step %d all is delivered"
-            known = self._node_id, self.delivered_step
-            self._rarely.info(words, job.since, job.step, *known, about=words)
+            self._say_not_sent(job)
             return job
         sha256 = tensors_sha256(job.delta)
         if not self._is_there(name, sha256):
             self._put(job, name, sha256)
         self.delivered_step = job.step
         return job
+
+    def _say_not_sent(self, job: Job) -> None:
+        words = "steps %d to %d of %s are not sent: up to step %d all is delivered"
+        known = self._node_id, self.delivered_step
+        if job.step <= self.delivered_step:
+            self._rarely.info(words, job.since, job.step, *known, about=words)
+            return
+        words += ", and what came after cannot be told apart from it; the next delta begins there"
+        self._rarely.warning(words, job.since, job.step, *known, about=words)
 
     def _is_there(self, name: str, sha256: str) -> bool:
         """Also where the content is another: what lies there was acknowledged, and stays."""

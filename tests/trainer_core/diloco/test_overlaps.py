@@ -16,6 +16,7 @@ from trainer_core.diloco.commits import POINTER, CommitLog
 from trainer_core.diloco.deltas import Job, metadata_of
 from trainer_core.diloco.fingerprint import Spec
 from trainer_core.diloco.tensorfile import tensors_sha256
+from trainer_core.diloco.worker import Sender
 
 
 def put(store: Store, step: int, since: int, value: float = 2.0**-8) -> None:
@@ -171,3 +172,19 @@ def test_a_pointer_that_goes_back_takes_nobody_back_and_is_put_right(tmp_path: P
     assert pointer is not None and pointer.outer_step == newest
     list(zip(range(2), other, strict=False))
     assert worker.coordinator.counters.last_global_step == newest
+
+
+@pytest.mark.parametrize("ends", [6, 20])
+def test_steps_that_reach_back_into_a_delivery_are_given_up_aloud(
+    ends: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Up to step 8 all is delivered. What ends before is no loss, what ends behind it is."""
+    store = Store.open(memory())
+    put(store, 8, 4)
+    state = new_model().state_dict()
+    sender = Sender(store, "w", Spec.of(state), CommitLog(store))
+    sender.deliver(Job(ends, 0, 0, {}, {}, 4, ends - 4))
+    assert [entry.name for entry in store.entries("nodes/w")] == ["delta_8.safetensors"]
+    said = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    begins = f"steps 4 to {ends} of w are not sent: up to step 8 all is delivered"
+    assert [words.startswith(begins) for words in said] == ([True] if ends > 8 else [])
