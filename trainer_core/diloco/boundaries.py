@@ -59,6 +59,8 @@ class Boundaries(MasterSide):
         worker = self._worker
         if worker.pending is not None:
             self._send(deadline)  # an older job first: none stays for ever
+        if step == self._sender.delivered_step and self._is_of(model, step):
+            worker.pending = None  # an earlier life has delivered its steps, and all until here
         if worker.pending is not None:
             worker.counters.last_skipped_step = step
             words = "step %d: the upload of step %d is still under way; this boundary is skipped"

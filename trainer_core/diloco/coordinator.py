@@ -316,8 +316,8 @@ class DumbDiLoCoCoordinator(Ending):
         worker = self._worker
         if worker.since >= step or step != self._sender.delivered_step:
             return
-        if worker.pending is None:
-            worker.delivered(worker.make_job(model, step, self._total_samples()))
+        worker.pending = None  # whatever is in it ends before
+        worker.delivered(worker.make_job(model, step, self._total_samples()))
 
     def _require_started(self) -> None:
         if not self._is_started:
