@@ -90,8 +90,8 @@ def judge_sharded(
     subject = ShardedSubject(sharded.path, anomalies)
     for check in CHECKS:
         findings += check.look(subject)
-    shards = sharded.listed.shards
-    findings += trust_checks.WritableByOthers.look_at_step(sharded.path, shards)
+    open_to_all = [name for name in sharded.listed.shards if name in sharded.listed.open_to_all]
+    findings += trust_checks.WritableByOthers.look_at_step(sharded.path, open_to_all)
     _say_could_not_check(findings)
     if step is None:
         for finding in findings:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from ckpttool.checks.base import DirectorySubject, FileCheck, FileSubject, few, plural, quoted
@@ -255,16 +255,15 @@ class WritableByOthers(FileCheck):
             yield cls.at(pointer.path, "everybody may make the pointer name another file")
 
     @classmethod
-    def look_at_step(cls, path: str, names: Iterable[str]) -> Iterator[Finding]:
-        """The same for the directory of a sharded step, and for these files in it together."""
+    def look_at_step(cls, path: str, shards: list[str]) -> Iterator[Finding]:
+        """The same for a sharded step's directory, and for `shards`, the open ones, together."""
         mode = _mode(path)
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             yield cls.at(path, "everybody may add and replace files here")
-        found = [name for name in names if _mode(os.path.join(path, name)) & stat.S_IWOTH]
-        if found:
-            words = f"{plural(len(found), 'shard')} may be written by everybody: {few(found)}"
+        if shards:
+            words = f"{plural(len(shards), 'shard')} may be written by everybody: {few(shards)}"
             remedy = f"chmod -R o-w -- {quoted(path)}"
-            yield cls.finding(Place(path), words, remedy, names=found[:_MOST])
+            yield cls.finding(Place(path), words, remedy, names=shards[:_MOST])
 
     @classmethod
     def at(cls, path: str, words: str) -> Finding:

@@ -147,22 +147,21 @@ class NotACheckpoint(ContainerCheck):
         words = f"not a checkpoint but {anomaly.facts.get('words', subject.checkpoint.words)}"
         oid = subject.checkpoint.facts.get("oid")
         words = f"{words}, SHA-256 {oid}" if oid else words
-        whole = step_with_part(subject.path)
-        if whole is not None:
-            return f"{words}; it is a part of the sharded step {whole}"
         found = anomaly.facts.get("found")
         return f"{words}; that file is here: {found}" if found else words
 
     @classmethod
     def judge(cls, subject: FileSubject, anomaly: Anomaly) -> Finding:
-        remedy = None
+        words, remedy = cls.words(subject, anomaly), None
+        whole = step_with_part(subject.path)
+        if whole is not None:
+            words += f"; it is a part of the sharded step {whole}"
         if anomaly.facts.get("kind") == "git-lfs-pointer":
             found = anomaly.facts.get("found")
             here = f"cp -- {quoted(str(found))} {quoted(subject.path)}"
             remedy = here if found else "git lfs pull"
-        elif (whole := step_with_part(subject.path)) is not None:
+        elif whole is not None:
             remedy = command("verify", whole)
-        words = cls.words(subject, anomaly)
         return cls.finding(subject.place(), words, remedy, **plain_facts(anomaly))
 
 

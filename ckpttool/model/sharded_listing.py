@@ -21,12 +21,14 @@ class Listed(NamedTuple):
 
     `sizes` are those of its regular files, in bytes; `odd` says by name what else there is (`a
     symbolic link`), which is never opened or followed.
-    `mtime_ns` is the newest time of the directory and of all that is in it.
+    `mtime_ns` is the newest time of the directory and of all that is in it. `open_to_all` are the
+    names of the files that everybody may write.
     """
 
     sizes: dict[str, int]
     odd: dict[str, str]
     mtime_ns: int
+    open_to_all: frozenset[str] = frozenset()
 
     @property
     def size(self) -> int:
@@ -55,7 +57,7 @@ class Listed(NamedTuple):
             except OSError as error:
                 raise UnreadableError(file, error.strerror or str(error)) from error
         odd = {name: kind for name, kind in self.odd.items() if name not in places}
-        return Listed(dict(sorted(sizes.items())), odd, self.mtime_ns)
+        return self._replace(sizes=dict(sorted(sizes.items())), odd=odd)
 
 
 def bare(path: str) -> str:
@@ -80,6 +82,7 @@ def list_sharded(path: str) -> Listed:
     """Lists a sharded step's directory. Raises UnreadableError; links are not followed."""
     sizes: dict[str, int] = {}
     odd: dict[str, str] = {}
+    open_to_all: set[str] = set()
     try:
         newest = os.lstat(path).st_mtime_ns
         with os.scandir(path) as entries:
@@ -91,11 +94,14 @@ def list_sharded(path: str) -> Listed:
                 newest = max(newest, facts.st_mtime_ns)
                 if stat.S_ISREG(facts.st_mode):
                     sizes[entry.name] = facts.st_size
+                    if facts.st_mode & stat.S_IWOTH:
+                        open_to_all.add(entry.name)
                 else:
                     odd[entry.name] = kind_in_words(facts.st_mode)
     except OSError as error:
         raise UnreadableError(path, error.strerror or str(error)) from error
-    return Listed(dict(sorted(sizes.items())), dict(sorted(odd.items())), newest)
+    sizes, odd = dict(sorted(sizes.items())), dict(sorted(odd.items()))
+    return Listed(sizes, odd, newest, frozenset(open_to_all))
 
 
 def step_with_part(path: str) -> str | None:

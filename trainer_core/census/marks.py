@@ -231,7 +231,7 @@ def is_array(value: Any) -> bool:
 
 def _array_digest(value: Any) -> tuple[Any, ...]:
     kind = type(value), value.dtype.str, value.shape
-    if _maps_a_file(value):
+    if maps_a_file(value):
         return *kind, id(value)
     if value.nbytes <= _MOST_HASHED:
         return *kind, hash(value.tobytes())
@@ -240,7 +240,8 @@ def _array_digest(value: Any) -> tuple[Any, ...]:
     return *kind, id(value), hash(tuple(some))
 
 
-def _maps_a_file(value: Any) -> bool:
+def maps_a_file(value: Any) -> bool:
+    """Whether an array is a file, or a part of one: data that has a place."""
     while value is not None:
         if type(value).__name__ in ("memmap", "mmap"):
             return True

@@ -16,6 +16,7 @@ import pathlib
 import sys
 import uuid
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from trainer_core.saving.savable import CheckpointError
@@ -84,24 +85,14 @@ def _member(form: str, kept: Mapping[str, Any], here: Any) -> Any:
 # Each with what it makes of a value (None: it cannot), and of that again.
 
 
-def _datetime(value: datetime.datetime) -> Any:
+def _moment(value: datetime.datetime | datetime.time) -> Any:
     zone = _zone(value.tzinfo)
     return None if zone is None else [value.replace(tzinfo=None).isoformat(), value.fold, zone]
 
 
-def _to_datetime(content: Any) -> datetime.datetime:
+def _to_moment(kind: type[datetime.datetime] | type[datetime.time], content: Any) -> Any:
     text, fold, zone = content
-    return datetime.datetime.fromisoformat(text).replace(fold=fold, tzinfo=_to_zone(zone))
-
-
-def _time(value: datetime.time) -> Any:
-    zone = _zone(value.tzinfo)
-    return None if zone is None else [value.replace(tzinfo=None).isoformat(), value.fold, zone]
-
-
-def _to_time(content: Any) -> datetime.time:
-    text, fold, zone = content
-    return datetime.time.fromisoformat(text).replace(fold=fold, tzinfo=_to_zone(zone))
+    return kind.fromisoformat(text).replace(fold=fold, tzinfo=_to_zone(zone))
 
 
 def _zone(zone: Any) -> Any:
@@ -138,9 +129,9 @@ def _count(value: Any) -> Any:
 
 
 _FORMS: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "$datetime": (datetime.datetime, _datetime, _to_datetime),
+    "$datetime": (datetime.datetime, _moment, partial(_to_moment, datetime.datetime)),
     "$date": (datetime.date, datetime.date.isoformat, datetime.date.fromisoformat),
-    "$time": (datetime.time, _time, _to_time),
+    "$time": (datetime.time, _moment, partial(_to_moment, datetime.time)),
     "$timedelta": (datetime.timedelta, _delta, _to_delta),
     "$timezone": (datetime.timezone, _zone, _to_zone),
     "$decimal": (decimal.Decimal, str, decimal.Decimal),

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from trainer_core.census.marks import is_array
+from trainer_core.census.marks import is_array, maps_a_file
 from trainer_core.census.owners import STATE, Owner, attributes_of
 
 _LEAST_ITEMS = 8  # of a container: fewer are a setting
@@ -196,7 +196,7 @@ class _Printer:
             self._is_exact = True
 
     def _take_array(self, value: Any) -> None:
-        if value.dtype.kind not in "biufcSUmM" or _is_mapped(value):
+        if value.dtype.kind not in "biufcSUmM" or maps_a_file(value):
             return
         if value.nbytes > _MOST_BYTES and not value.flags.c_contiguous:
             return
@@ -216,12 +216,3 @@ def _items_of(value: dict[Any, Any]) -> list[Any]:
     if all(isinstance(key, str) for key in value):
         return [item for item in value.values() if not isinstance(item, (str, int, float))]
     return list(value.values())
-
-
-def _is_mapped(value: Any) -> bool:
-    """Whether it is a file, which is data that has a place."""
-    while value is not None:
-        if type(value).__name__ in ("memmap", "mmap"):
-            return True
-        value = getattr(value, "base", None)
-    return False
